@@ -1,4 +1,5 @@
-"""POST /classify, as in vLLM: a model with a classification head returns the class of each text. A reranker is a model with one class."""
+"""POST /classify, as in vLLM: a model with a classification head returns the class of each text. A reranker counts as a model with one
+class."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Classified(TypedDict):
 
     index: int  # index of the text in the request
     label: str  # the class with the highest output
-    probs: Sequence[float]  # one score for each class, or its raw output if the request asks for that
+    probs: Sequence[float]  # the score of each class; with `use_activation` false, the raw output for each class
     num_classes: int
 
 
@@ -83,8 +84,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _pieces(answer: ClassifiedTexts, found: Sequence[Vector], ready: Ready, *, raw: bool) -> list[bytes]:
-    """Return the answer in small pieces. `found` has the outputs of the classification head for each text. With `raw`, `probs` has these
-    outputs instead of scores."""
+    """Return the answer in small pieces. `found` has the outputs of the classification head for each text. With `raw`, the field `probs`
+    has these outputs instead of scores."""
 
     def entry(index: int, numbers: Vector) -> bytes:
         classified: Classified = {
@@ -105,15 +106,16 @@ def require_classes(model: Model, loaded: Loaded) -> None:
 
 
 def numbers_of(body: EmbeddingBody) -> EmbeddingBody:
-    """Return an embedding request for the raw outputs of the classification head. It has only the timeout of `body`: `embed_all` gets the
-    inputs as tokens. Raise ApiError if the request wants fewer outputs."""
+    """Return an embedding request for the raw outputs of the classification head. Of the fields of `body`, the returned request has only
+    the timeout, because `embed_all` gets the inputs as tokens. Raise ApiError if `body` has `dimensions`."""
     if body.dimensions is not None:
         raise invalid("dimensions", "dimensions is given, and the scores of classes are never shortened; leave it out")
     return EmbeddingBody.model_construct(normalize=False, timeout=body.timeout)
 
 
 def scores_of(ready: Ready, numbers: Vector) -> Vector:
-    """Return the scores of the classes for the raw outputs `numbers`. If the model's `class_scores` is RAW, these are the scores."""
+    """Return the scores of the classes for the raw outputs `numbers`. If the model's `class_scores` is RAW, the raw outputs are the
+    scores."""
     match ready.class_scores:
         case ClassScores.SOFTMAX:
             shares = np.exp(numbers - numbers.max())

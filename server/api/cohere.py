@@ -23,7 +23,7 @@ from server.api.vectors import Vector, embed_all, plan_embedding
 
 encode = msgspec.json.encode
 Form = Literal["float", "base64"]
-NAMES = {  # for errors: by the field of /v1/embeddings, the field of this API
+NAMES = {  # for errors: field of /v1/embeddings -> field of this API
     "input": "texts",
     "dimensions": "output_dimension",
     "truncate_prompt_tokens": "truncate",
@@ -35,7 +35,7 @@ class CohereEmbedBody(Options):
 
     model: Label
     texts: Annotated[list[Text], Field(min_length=1, max_length=2048, fail_fast=True)]
-    input_type: Label | None = None  # no effect if the model has no prompts
+    input_type: Label | None = None  # no effect if the model has no prompts for types of input
     embedding_types: Annotated[list[Form], Field(max_length=8, fail_fast=True)] | None = None  # None, or empty: float
     output_dimension: Int | None = Field(default=None, ge=1)
     truncate: Literal["NONE", "START", "END"] | None = None  # None: END
@@ -58,8 +58,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v2/embed", responses=gives(CohereEmbedded))
     async def embed(request: Request, body: CohereEmbedBody) -> Response:
-        """Turn texts into vectors. `truncate` names the side at which too long texts are truncated; with NONE, they are refused. An empty
-        text is refused, too."""
+        """Turn texts into vectors. `truncate` names the side at which texts beyond the context are truncated; with NONE, such texts are
+        refused. An empty text is always refused."""
         model, loaded, ignored = context.begin(request, body, body.model)
         forms: list[Form] = list(dict.fromkeys(body.embedding_types or ()) or ("float",))
         asked = EmbeddingBody.model_construct(

@@ -35,7 +35,7 @@ async def stays() -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request, and its time of arrival. The gateway makes one for each request."""
+    """The sender of a request, and its time of arrival. The gateway makes a `Caller` for each request."""
 
     request_id: str
     key_digest: str = ""  # digest of the API key, for fairness between keys; empty if the request has no key
@@ -43,16 +43,17 @@ class Caller:
     arrived_s: float = field(default_factory=time.monotonic)  # time of the monotonic clock
     num_body_bytes: int = 0  # 0 also for an upload, whose body is read as it arrives, and for a path whose body is never read
     record: RequestRecord = field(default_factory=lambda: RequestRecord(""))
-    tenant: str = ""  # requests of one tenant may reuse each other's cached state: a key's digest, a group of keys, or "" without keys
+    tenant: str = ""  # requests of one tenant may reuse each other's cached state; a key's digest, a group of keys, or "" without keys
     is_admin: bool = False  # the request may also use the administration
-    is_idle: bool = False  # the request is a line of a batch, which gets only what other requests leave free
+    is_idle: bool = False  # the request is a line of a batch, which gets only the capacity that other requests leave free
     limits: KeyLimits = UNLIMITED  # what the caller's key may use
-    # fingerprint that the model must have, so that an answer of another server is continued with the same bytes; "" and "*" allow all
+    # fingerprint that the model must have, so that it continues an answer of another server with the same bytes; "" and "*" allow any model
     expects: str = ""
-    # takes one more request from the key's rates and returns its present limits; raises ApiError if the key is gone or exceeds a rate
+    # counts one more request toward the rates of the key, and returns the key's present limits; raises ApiError if the key no longer exists
+    # or exceeds a rate
     readmit: Callable[[], KeyLimits] = lambda: UNLIMITED
-    receive: Receive = stays  # gives what the client still sends: the body of an upload or a socket's messages, and that it has left
-    has_begun: bool = False  # this is a further part of a request, whose earlier parts were admitted
+    receive: Receive = stays  # returns the client's next message: a piece of an upload, a message of a WebSocket, or its disconnection
+    has_begun: bool = False  # the caller of a later part of a request (see `parts`), whose first part was admitted
 
     @property
     def quota_key(self) -> str:
@@ -60,14 +61,15 @@ class Caller:
         return self.key_digest if self.tenant else ""
 
     def parts(self) -> Iterator[Caller]:
-        """Yield a caller for each part of a request that needs several generations, without end. The first is this caller. Each later one
-        has `has_begun`, and counts as arrived at the time when it is taken from the iterator."""
+        """Yield a caller for each part of a request that needs several generations, without end. The first caller is `self`. Each later
+        caller has `has_begun`, and its time of arrival is the time when it is taken from the iterator."""
         yield self
         while True:
             yield replace(self, arrived_s=time.monotonic(), has_begun=True)
 
     def salt(self, asked: str | None = None) -> str:
-        """Return the salt of cached state: the tenant, combined with the salt that the request asks for. No tenant has a colon."""
+        """Return the salt of cached state: the tenant, combined with the salt that the request asks for. No tenant contains a colon, so
+        different tenants have different salts."""
         return f"{self.tenant}:{asked or ''}" if self.tenant else asked or ""
 
 
@@ -79,7 +81,7 @@ class Context:
     registry: Registry
     batches: Batches
     history: History
-    held_audio: HeldBytes  # counts the samples that all transcriptions hold together
+    held_audio: HeldBytes  # counts the bytes of the audio samples that all transcriptions hold together
     kept: KeptRequests | None = None  # stores requests; None: the server was started without a file for them
 
     @property
@@ -87,13 +89,13 @@ class Context:
         return self.registry.metrics
 
     def models_for(self, request: Request) -> VisibleModels:
-        """Return the models that the caller may use. Endpoints for clients find the model of a request here, because the registry does not
-        know the limits of keys."""
+        """Return the models that the caller may use. Endpoints for clients find the model of a request by this method, not in the registry,
+        because the registry does not check the limits of keys."""
         return VisibleModels(self.registry, caller(request).limits)
 
     def serve(self, request: Request, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
-        """Return the model that answers a request. Raise ApiError if there is none for the caller, or if it is not ready. `has_begun`: this
-        is a further part of a request that was begun earlier, and is answered even while the server stops."""
+        """Return the model that answers a request. Raise ApiError if the caller may use no model of this name, or if the model is not
+        ready. `has_begun`: the request is a later part of one that was begun, and is answered even while the server stops."""
         return self.models_for(request).serve(name, has_begun=has_begun)
 
     def begin(self, request: Request, body: Options, name: str | None) -> tuple[Model, Loaded, list[str]]:
@@ -113,7 +115,8 @@ def caller(request: Request) -> Caller:
 
 
 def path_for(request: Request, path: str) -> str:
-    """Return a path of this server as the client reaches it, with the prefix that the request's path had."""
+    """Return the path by which the client reaches `path` of this server: with the prefix, if any, that a proxy left in the path of the
+    request."""
     return request.scope[PREFIX] + path
 
 

@@ -38,15 +38,15 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v1/health", include_in_schema=False)
     @routes.get("/v2/health/ready", include_in_schema=False)
     async def ready(request: Request) -> JSONResponse:
-        """Answer 200 if the server is ready for requests. Answer 503 while the models of its start load, while it is about to stop, and if
-        none of its models works. A server without models is ready unless a load at its start has failed. If some keys may not use all
-        models, no model is named, since this endpoint needs no key."""
+        """Answer 200 if the server is ready for requests. Answer 503 while the models load with which the server was started, while the
+        server is about to stop, and if none of its models works. A server without models is ready unless a load at its start has failed or
+        was cancelled. If some keys may not use all models, no model is named, since this endpoint needs no key."""
         named = [model for model in registry.models() if caller(request).limits.allow(model.spec.name)]
         models = {model.spec.name: model.condition for model in named}
         status = "ok" if registry.ready else "shutting down" if registry.leaving or registry.closing else "unavailable"
         readiness: Readiness = {"status": status, "models": models}
         if restarting := {model.spec.name: progress_of(model.outage) for model in named if model.outage is not None}:
-            readiness["restarting"] = restarting  # the cause is left out: it may name files, and this endpoint needs no key
+            readiness["restarting"] = restarting  # the cause of the restart is left out: it may name files, and this endpoint needs no key
         if not registry.ready:
             is_loading = any(model.condition == ModelState.LOADING for model in registry.models())
             why = "Loading model" if is_loading else f"The server is {status}"  # llama.cpp's clients show this text
@@ -80,7 +80,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
-        """Return the metrics as Prometheus text. They name all models, so a key that may use only some models is refused."""
+        """Return the metrics as Prometheus text. The metrics name all models, so a key that may use only some models is refused."""
         who = caller(request)
         if who.access is Access.KEY and who.limits.models:
             raise ApiError(KEY_RESTRICTED, "the metrics name all models, and the key may use only some; use another key, or open_metrics")

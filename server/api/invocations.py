@@ -12,7 +12,8 @@ from server.api.context import Context
 from server.api.routes import new_router
 from server.errors import INVALID_JSON, MISSING_FIELD, ApiError
 
-# the API that answers a body with a field that is not null; if a body has several of these fields, the first of this list decides
+# field of the body -> endpoint that answers if the field is not null; if a body has several of these fields, the first in this order
+# decides
 PATHS = {
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
@@ -27,8 +28,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/invocations", include_in_schema=False)
     async def invocations(request: Request) -> Response:
-        """Answer a request for chat, completions, rerank, scores or embeddings, as the endpoint for it does. A field that is null counts as
-        absent."""
+        """Answer a request for chat, completions, rerank, scores or embeddings, as the endpoint for this kind of request does. A field that
+        is null counts as absent."""
         try:
             body: Any = await request.json()
         except ValueError as error:
@@ -54,7 +55,7 @@ class _Forwarded(Response):
         self._unread = [body]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer by the endpoint at `path`. The body that was read already is its first message."""
+        """Let the endpoint at `path` answer. The first message that the endpoint receives is the body, which was already read."""
 
         async def replayed() -> MutableMapping[str, Any]:
             if self._unread:

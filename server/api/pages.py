@@ -14,8 +14,8 @@ from server.api.routes import is_known, new_router
 from server.errors import NOT_FOUND_PATH, ApiError
 
 MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-# A page may run only scripts of this server. Browsers that know trusted types refuse to set `innerHTML` and the like, so that no text
-# becomes markup or code.
+# A page may run only scripts of this server. Browsers that support trusted types refuse to assign a text to `innerHTML` and similar
+# properties, so that no text becomes markup or code.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -25,18 +25,18 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",  # browsers ask for a newer version at every load
+    "cache-control": "no-cache",  # browsers ask at every load whether there is a newer version
 }
 
 
 def router(context: Context) -> APIRouter:
-    del context  # pages are the same for everybody; scripts on them get data from the API
+    del context  # pages are the same for everybody; their scripts get data from the API
     routes = new_router("Pages")
     pages = _read(files("server.console"), "")
 
     def answer(name: str, request: Request) -> Response:
-        """Return a file of the console, or an answer without content if the browser has this version of it. Raise ApiError if there is no
-        such file."""
+        """Return a file of the console, or an answer without content if the browser already has the file's present version. Raise ApiError
+        if the console has no such file."""
         if name not in pages:
             raise ApiError(NOT_FOUND_PATH, f"the console has no file {name!r:.80}")
         data = pages[name]
@@ -61,8 +61,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _read(folder: Traversable, prefix: str) -> dict[str, bytes]:
-    """Return the contents of the files that a browser may request, those of the types in MEDIA_TYPES. The keys are `prefix` and the file's
-    path below the folder."""
+    """Return the contents of the files below `folder` whose types are in MEDIA_TYPES: browsers may request these files. The keys are
+    `prefix` and the file's path below the folder."""
     found: dict[str, bytes] = {}
     for entry in folder.iterdir():
         if entry.is_dir():

@@ -22,7 +22,7 @@ from server.text.dialects.thoughts import THINK, Thoughts
 from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 
-THINKERS = ("deepseek-r1", "deepseek_r1", "qwen3")  # names of reasoning parsers for <think>, in addition to the names of formats
+THINKERS = ("deepseek-r1", "deepseek_r1", "qwen3")  # values of `reasoning_parser`, besides formats, for <think> and </think>
 Answer = Annotated[str, Field(max_length=1 << 17)]
 
 
@@ -52,7 +52,7 @@ class FoundCall(TypedDict):
 
 
 class ParsedText(TypedDict):
-    normal_text: str  # the text outside of calls; it includes thoughts
+    normal_text: str  # the text outside of calls, including thoughts
     calls: Sequence[FoundCall]
 
 
@@ -82,7 +82,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/separate_reasoning", responses=gives(SeparatedText))
     async def separate_reasoning(request: Request, body: SeparatedBody) -> Response:
-        """Separate the thoughts in a text from the rest. A text that closes thoughts before it opens any is taken to begin inside them."""
+        """Separate the thoughts in a text from the rest of the text. A text that closes thoughts before it opens any is assumed to begin
+        inside thoughts."""
         ignored = check_unknown(body, strict=strict)
         if body.reasoning_parser is None:
             dialect = context.serve(request, body.model)[1].dialect
@@ -102,7 +103,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _begins_inside(text: str, thoughts: Thoughts | None) -> bool:
-    """Return whether a text closes thoughts that it does not open. None stands for thoughts between <think> and </think>."""
+    """Return whether a text closes thoughts that it does not open. If `thoughts` is None, thoughts are those between <think> and
+    </think>."""
     found = thoughts or THINK
     return found.closing in text and found.begin not in text.partition(found.closing)[0]
 
@@ -114,7 +116,7 @@ def _parts(rules: AnswerRules, text: str) -> list[Part]:
 
 
 def _parsed(parts: Sequence[Part]) -> ParsedText:
-    """Return the calls among parts, and the content outside of them."""
+    """Return the calls among `parts`, and the content outside of calls."""
     calls: list[FoundCall] = []
     for part in parts:
         match part:

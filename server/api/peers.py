@@ -29,7 +29,7 @@ from server.secret_file import read_secret
 log = logging.getLogger(__name__)
 
 MOST_GIVING_S = 600.0  # longest time that a stream of pages may take, whatever limit the other server names
-AHEAD_BYTES = 16 << 20  # most bytes of pages that wait in this process for one other server; one frame may always wait
+AHEAD_BYTES = 16 << 20  # most bytes of pages that wait in this process to be sent to one other server; one frame may wait whatever its size
 
 
 def router(context: Context) -> APIRouter:
@@ -41,10 +41,10 @@ def router(context: Context) -> APIRouter:
 
     @routes.post(PATH, include_in_schema=False)
     async def give(request: Request) -> Response:
-        """Send those pages of a prompt that this server holds and the other server lacks. If the ask has the prompt's tokens, compute the
-        prompt first. Raise ApiError for an ask that is not proven or not valid, for one that no model here can answer, while MOST_GIVINGS
-        others are answered, if the model's queue is full, and if computing the prompt fails or takes until the other server no longer
-        waits."""
+        """Send those pages of a prompt that this server holds and the other server lacks. If the body, which is an `Ask`, has the prompt's
+        tokens, compute the prompt first. Raise ApiError if the ask has no valid proof or is invalid, if no model of this server matches it,
+        while this server answers MOST_GIVINGS other asks, if the model's queue is full, or if the prompt cannot be computed while the other
+        server waits."""
         body = await request.body()
         digest = request.headers.get(PROOF_HEADER, "").partition(" ")[0]
         if caller(request).access is not Access.PEER or digest != digest_of(body):
@@ -67,17 +67,17 @@ def router(context: Context) -> APIRouter:
 
 
 class _Pages(StreamingResponse):
-    """A stream of frames. It ends at the time until which the taker, the other server, waits, and at the latest after MOST_GIVING_S.
-    Otherwise a taker that does not read would keep its place among MOST_GIVINGS."""
+    """A stream of frames. The stream ends when the other server no longer waits for pages, and at the latest after MOST_GIVING_S. Otherwise
+    a server that does not read its stream would count among MOST_GIVINGS forever."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], end_s: float) -> None:
-        """`end_s`: the time of the monotonic clock until which the taker waits."""
+        """`end_s`: the time of the monotonic clock until which the other server waits."""
         super().__init__(frames, media_type="application/octet-stream")
         self._frames = frames
         self._limit_s = min(end_s - time.monotonic(), MOST_GIVING_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream, and end it at its time."""
+        """Send the stream, and end it once its time is over."""
         try:
             async with aclosing(self._frames), asyncio.timeout(self._limit_s):
                 await super().__call__(scope, receive, send)
@@ -86,7 +86,7 @@ class _Pages(StreamingResponse):
 
 
 def _ask_in(body: bytes) -> Ask:
-    """Return the ask in a body. Raise ApiError if it is not valid, or was sent too long ago or too far in the future."""
+    """Return the ask in a body. Raise ApiError if the ask is not valid, or if its time is too far in the past or the future."""
     try:
         ask = decode_ask(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -99,8 +99,8 @@ def _ask_in(body: bytes) -> Ask:
 
 
 def _model_of(context: Context, ask: Ask) -> Loaded:
-    """Return the model with the fingerprint and the page sizes that the other server asks for. Raise ApiError if no such model serves, or
-    if it sleeps."""
+    """Return the model with the fingerprint and the page sizes that the other server asks for. Raise ApiError if no such model serves or if
+    such a model sleeps."""
     found: list[str] = []
     for model in context.registry.models():
         if model.loaded is not None and model.is_serving and not model.is_sleeping:
@@ -138,7 +138,8 @@ async def _compute(loaded: Loaded, ask: Ask) -> None:
 
 
 async def _frames(loaded: Loaded, ask: Ask, proofs: Proofs, places: asyncio.Semaphore) -> AsyncGenerator[bytes, None]:
-    """Yield the frames with the offer and the pages, each with its proof. Ask nothing of the worker before one of `places` is free."""
+    """Yield the frames with the offer (which pages follow) and with the pages. Each frame has a proof. Wait for one of `places` before
+    asking the worker for pages."""
     num_frames = max(1, AHEAD_BYTES // ask.most_frame_bytes)
     asked = GivePages(f"pages-{secrets.token_hex(12)}", ask.digests, ask.num_held, num_frames)
     number = 0

@@ -41,7 +41,7 @@ class Pooled(TypedDict):
 
     index: int
     object: Literal["pooling"]
-    data: Sequence[float] | Sequence[Sequence[float]] | str  # text: the bytes of all float32 values, in base64
+    data: Sequence[float] | Sequence[Sequence[float]] | str  # a str has the bytes of all float32 values in base64
 
 
 class PooledTexts(TypedDict):
@@ -95,8 +95,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
-    """Return whether vectors of tokens are requested. Raise ApiError if the model does not support the task. Whether it embeds texts is
-    checked later, by `plan_embedding`."""
+    """Return whether the request asks for a vector for each token. Raise ApiError if the model does not support the task. `plan_embedding`
+    checks later whether the model embeds texts."""
     match body.task:
         case "token_classify":
             raise ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no classification head for tokens", param="model")
@@ -114,7 +114,7 @@ def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
 
 
 def _check_values(num_tokens: int, body: PoolingBody, loaded: Loaded) -> None:
-    """Raise ApiError if the vectors of all tokens have more than MAX_VALUES values, or if the request asks for shorter vectors."""
+    """Raise ApiError if the vectors of all tokens have more than MAX_VALUES values together, or if the request has `dimensions`."""
     if body.dimensions is not None:
         raise invalid("dimensions", "dimensions is not supported with task token_embed, whose vectors are never shortened")
     num_values = num_tokens * loaded.ready.embedding_size

@@ -40,20 +40,20 @@ class Document(Options):
 
 Documents = Annotated[list[Text | Document], Field(max_length=2048, fail_fast=True)]
 Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
-Named = tuple[Sequence[str], str]  # texts, and the name of the field they come from
+Named = tuple[Sequence[str], str]  # texts, and the name of the field of the request that has the texts
 
 
 class VectorOptions(Options):
     """The fields that all requests for scores share."""
 
     model: Label | None = None
-    # tokens to keep of a pair of texts, or with an embedding model of each text
+    # number of tokens to keep: of each pair of texts with a reranker, of each text with an embedding model
     truncate_prompt_tokens: Kept | None = Field(
         default=None, validation_alias=AliasChoices("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query")
     )
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    instruction: Text | None = None  # for rerankers whose prompt has an instruction; embedding models ignore it
+    instruction: Text | None = None  # for rerankers whose prompt has an instruction; other models refuse it
     timeout: float | None = Field(default=None, gt=0)
     user: Label | None = None
 
@@ -79,7 +79,7 @@ class RankedDocument(TypedDict):
 
 
 class RerankResult(TypedDict):
-    """A document's place in the request, and its score."""
+    """A document's index in the request, and its score."""
 
     index: int
     relevance_score: float
@@ -97,7 +97,7 @@ class RerankMeta(TypedDict):
 
 
 class Reranked(TypedDict):
-    """The documents in the order of their scores."""
+    """The documents, the highest score first."""
 
     id: str
     model: str
@@ -161,8 +161,9 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/score", responses=gives(Scores))
     @routes.post("/score", include_in_schema=False)
     async def score(request: Request, body: ScoreBody) -> Response:
-        """Score pairs of texts: one text with each of several texts, or two lists of texts pair by pair. A reranker scores how relevant the
-        second text is to the first, and an embedding model how similar they are."""
+        """Score pairs of texts: one text with each of several texts, or each text of a list with the text at the same index of another
+        list. A reranker scores how relevant the second text is to the first, and an embedding model scores how similar the two texts
+        are."""
         model, loaded, ignored = context.begin(request, body, body.model)
         scoring = _scoring_of(model, loaded)
         first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
@@ -184,7 +185,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _scoring_of(model: Model, loaded: Loaded) -> Scoring:
-    """Return how the model scores texts. Raise ApiError if it is neither a reranker nor an embedding model."""
+    """Return how the model scores texts. Raise ApiError if the model is neither a reranker nor an embedding model."""
     name, ready = model.spec.name, loaded.ready
     if ready.scoring is not None:
         return ready.scoring
@@ -208,8 +209,9 @@ async def _scores(
     queries: Named,
     documents: Named,
 ) -> tuple[Vector, int]:
-    """Score one query against each document, or queries and documents pair by pair: with a reranker by pairs, otherwise by vectors. Return
-    the scores and the number of tokens. Raise ApiError if there is an instruction, and the model reads none."""
+    """Score one query against each document, or each query against the document at the same index. A reranker reads each pair; with an
+    embedding model, compare the vectors of each pair. Return the scores and the number of tokens. Raise ApiError if the request has an
+    instruction and the model reads none."""
     if body.instruction is not None and loaded.ready.pair_prompt is None:
         raise invalid("instruction", f"instruction is given, and model {model.spec.name!r} reads none with its texts; leave it out")
     if loaded.ready.scoring is Scoring.PAIRS:
@@ -218,7 +220,7 @@ async def _scores(
     count = len(queries[0])
 
     def compare() -> Vector:
-        """Return the cosine of each pair: the vectors have length 1."""
+        """Return the cosine similarity of each pair, which is the product of its vectors, because all vectors have length 1."""
         return (np.stack(vectors[:count]) * np.stack(vectors[count:])).sum(axis=1)
 
     return await off_loop(sum(vector.nbytes for vector in vectors), compare), num_tokens
@@ -259,7 +261,7 @@ async def _scores_of_pairs(
 def _prompted(
     asked: Sequence[tuple[str, str]], prompt: PairPrompt, instruction: str | None, loaded: Loaded, keep: int | None, param: str
 ) -> list[Pair]:
-    """Build the model's prompt for each pair of query and document. With `keep`, longer prompts are cut to so many tokens: the end of the
+    """Build the model's prompt for each pair of query and document. With `keep`, a prompt of more than `keep` tokens is cut: the end of the
     document is removed, and if that is not enough, the end of the query. The instruction and the texts `before` and `after` of `prompt`
     always remain. If `instruction` is None or empty, use the instruction of `prompt`. Raise ApiError if a prompt exceeds the context, or
     `keep` leaves no token of the texts."""
@@ -277,8 +279,8 @@ def _prompted(
 
 
 def _pieces(texts: Named, loaded: Loaded, keep: int | None) -> list[list[int]]:
-    """Return the tokens of each text. With `keep`, longer texts are truncated at their end. Without it, raise ApiError for a text that
-    certainly exceeds the context; `_joined` checks the pairs."""
+    """Return the tokens of each text. With `keep`, texts of more than `keep` tokens are truncated at their end. Without `keep`, raise
+    ApiError for a text that certainly exceeds the context; `_joined` checks the length of the pairs."""
     given, param = texts
     return encode_prompts(given, loaded.tokenizer, param, special=False, context=context_of(loaded), keep=keep, side="right")
 
@@ -298,8 +300,8 @@ def _joined(first: list[int], second: list[int], loaded: Loaded, keep: int | Non
 
 
 def _room(keep: int, context: int, num_around: int) -> int:
-    """Return how many tokens of the texts fit among the `keep` tokens of a pair: `num_around` of them belong to the model's prompt. Raise
-    ApiError if none fits, because then all pairs would be equal."""
+    """Return how many tokens of the two texts fit into a pair of `keep` tokens, of which `num_around` belong to the model's prompt. Raise
+    ApiError if no token fits, because then all pairs would be equal."""
     if (room := min(keep, context) - num_around) >= 1:
         return room
     why = f"because the model's prompt takes {num_around} tokens besides the texts"
@@ -315,8 +317,8 @@ async def _vectors(
     queries: Named,
     documents: Named,
 ) -> tuple[list[Vector], int]:
-    """Embed queries and documents, preceded by the model's prompts for them, if it has any. Return the vectors, those of the queries first,
-    and the number of tokens."""
+    """Embed queries and documents. If the model has prompts for queries or documents, they precede the texts. Return the vectors, those of
+    the queries first, and the number of tokens."""
 
     def plan() -> list[list[int]]:
         """Return the tokens of the queries, and then those of the documents."""
@@ -329,7 +331,7 @@ async def _vectors(
 
 
 def _planned(texts: Named, kind: str, body: VectorOptions, model: Model, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
-    """Return the tokens of each text. `kind` is "query" or "document": if the model has prompts, the one for this kind precedes each
+    """Return the tokens of each text. `kind` is "query" or "document": if the model has prompts, the prompt for this kind precedes each
     text."""
     given, param = texts
     asked = EmbeddingBody.model_construct(

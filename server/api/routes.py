@@ -22,8 +22,8 @@ Responses = dict[int | str, Schema]
 
 
 def new_router(tag: str, *, prefix: str = "", error_shape: type = ErrorBody) -> APIRouter:
-    """Return a router for endpoints that `/docs` shows under `tag`. `error_shape` is the shape of their errors. Routes of ADMINISTRATION
-    are only for admins."""
+    """Return a router for endpoints that `/docs` shows under `tag`. `error_shape` is the shape of their errors. Routes with the tag
+    ADMINISTRATION are only for admins."""
     error = gives(error_shape)[200]
     errors: Responses = {
         "4XX": {**error, "description": "The request is invalid or was refused."},
@@ -36,13 +36,13 @@ def new_router(tag: str, *, prefix: str = "", error_shape: type = ErrorBody) -> 
         route_class=_StrictJsonRoute,
         dependencies=guards,
         responses=errors,
-        strict_content_type=False,  # Ollama's clients send no content type; the gateway has refused requests from pages of other sites
+        strict_content_type=False,  # Ollama's clients send no content type; the gateway refuses pages of other sites
     )
 
 
 def gives(*shapes: type | Schema, event: type | None = None, status: int = 200, done: bool = True) -> Responses:
-    """Describe a route's answer for /openapi.json. The answer has one of `shapes`. If it streams, its events have the shape `event`, and
-    with `done` the event `[DONE]` ends the stream."""
+    """Describe a route's answer for /openapi.json. The answer has one of `shapes`. If the answer is a stream, its events have the shape
+    `event`, and with `done` the event `[DONE]` ends the stream."""
     one_of = [shape if isinstance(shape, dict) else schema_of(shape) for shape in shapes]
     answer = {"application/json": {"schema": one_of[0] if len(one_of) == 1 else {"anyOf": one_of}}}
     return {status: {"content": answer if event is None else {**answer, **events(event, done=done)}}}
@@ -69,10 +69,10 @@ async def _only_for_admins(request: Request) -> None:
 
 
 class _StrictJsonRequest(Request):
-    """A request that refuses JSON with NaN or lone surrogates, because later steps would fail."""
+    """A request that refuses JSON with NaN or lone surrogates, because later steps would fail on these values."""
 
     async def json(self) -> Any:
-        """Parse the body and return its value. Raise JSONDecodeError if it is not strict JSON, or is nested too deeply."""
+        """Parse the body and return its value. Raise JSONDecodeError if the body is not strict JSON, or is nested too deeply."""
         try:
             value = msgspec.json.decode(await self.body())
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -95,5 +95,6 @@ class _StrictJsonRoute(APIRoute):
 
 
 def is_known(request: Request, etag: str) -> bool:
-    """Return whether the client has the version of a file with this tag: its header `If-None-Match` lists the tags of those it has."""
+    """Return whether the client has the version of a file with this tag. The request's header `If-None-Match` lists the tags of the
+    versions that the client has."""
     return etag in {text.strip().removeprefix("W/") for text in request.headers.get("if-none-match", "").split(",")}

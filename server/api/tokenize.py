@@ -50,8 +50,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _tokenized(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) -> list[bytes]:
-    """Return the tokens of a text as an answer of /tokenize. If the request wants the texts of the tokens, these are in small pieces,
-    because encoding them in one call would delay other requests. Raise ApiError for a text that certainly has more tokens than both
+    """Return the tokens of a text as an answer of /tokenize. If the request wants the texts of the tokens, the answer is in small pieces,
+    because encoding all texts in one call would delay other requests. Raise ApiError for a text that certainly has more tokens than both
     MAX_TOKENS and the context."""
     tokenizer, context = loaded.tokenizer, context_of(loaded)
     (ids,) = encode_prompts([text], tokenizer, "prompt", special=special, context=max(context, MAX_TOKENS))
@@ -69,7 +69,8 @@ def _tokenized(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) 
 
 
 def _with_pieces(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) -> list[bytes]:
-    """Return the answer in llama.cpp's shape. `with_pieces` asks for the texts of the tokens. The rest is as in `_tokenized`."""
+    """Return the answer in llama.cpp's shape. With the field `with_pieces`, each token has its text. The answer is in pieces, and ApiError
+    is raised, as in `_tokenized`."""
     tokenizer = loaded.tokenizer
     (ids,) = encode_prompts([text], tokenizer, "content", special=special, context=max(context_of(loaded), MAX_TOKENS))
     if not body.with_pieces:
@@ -82,7 +83,7 @@ def _with_pieces(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool
 
 
 def _piece(token_id: int, tokenizer: Tokenizer) -> str | list[int]:
-    """Return the text of a token, or its bytes if they are no text."""
+    """Return the text of a token, or the token's bytes if they are not valid UTF-8."""
     raw = tokenizer.token_bytes(token_id)
     try:
         return raw.decode() or tokenizer.decode([token_id], skip_special_tokens=False)
@@ -91,7 +92,7 @@ def _piece(token_id: int, tokenizer: Tokenizer) -> str | list[int]:
 
 
 def _detokenized(body: DetokenizeBody, loaded: Loaded) -> bytes:
-    """Return the answer with the text of token ids. Raise ApiError if one is outside the vocabulary."""
+    """Return the answer with the text of token ids. Raise ApiError if an id is outside the vocabulary."""
     if body.tokens:
         check_ids(body.tokens, loaded.tokenizer, "tokens")
     text = loaded.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
@@ -101,7 +102,7 @@ def _detokenized(body: DetokenizeBody, loaded: Loaded) -> bytes:
 
 async def _text(body: TokenizeBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> tuple[str, bool]:
     """Return the text to encode, and whether to put the model's special tokens around it. Raise ApiError unless the request has exactly one
-    of the fields with a text, if `parse_special` is false beside `content`, or if the conversation cannot be rendered."""
+    of `prompt`, `messages` and `content`, if `parse_special` is false beside `content`, or if the conversation cannot be rendered."""
     if [body.prompt, body.messages, body.content].count(None) != 2:
         raise invalid("prompt", "expected one of prompt, messages and content")
     if body.content is not None:
@@ -113,7 +114,7 @@ async def _text(body: TokenizeBody, model: Model, loaded: Loaded, who: Caller, s
         return body.prompt or "", body.add_special_tokens is not False
 
     def make(chat: ChatBody) -> Conversation:
-        """Return the conversation. Raise ApiError if a part of it is too large."""
+        """Return the conversation. Raise ApiError if a part of the conversation is too large."""
         check_sizes(body.model_copy(update={"messages": chat.messages}))
         return conversation_of(chat, functions_among(body.tools), markers_of(loaded))
 

@@ -1,5 +1,5 @@
-"""Embed texts and images: choose the model's prompt, truncate texts, and submit all to the worker. Every API that returns vectors, or
-scores that a model computes for texts, uses this module."""
+"""Embed texts and images: choose the model's prompt, truncate texts, and submit all texts and images to the worker. Every API that returns
+vectors, or scores that a model computes for texts, uses this module."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 Vector = NDArray[np.float32]
-KINDS = (  # each row has the names that the APIs of Cohere, Jina and Google, and models, use for one kind of text
+KINDS = (  # each row has the names that models, and the APIs of Cohere, Jina and Google, use for one kind of text
     ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query"),
     ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
 )
@@ -46,8 +46,8 @@ def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: 
 
 
 def check_embedding(body: EmbeddingBody, model: Model, loaded: Loaded) -> None:
-    """Check the request apart from its inputs: raise ApiError if the model computes no embeddings, has fewer than `dimensions`, or lacks
-    the prompt that the request names."""
+    """Check the request apart from its inputs: raise ApiError if the model computes no embeddings, if its vectors have fewer than
+    `dimensions` values, or if it lacks the prompt that the request names."""
     require_embeddings(model, loaded)
     size = loaded.ready.embedding_size
     if body.dimensions is not None and body.dimensions > size:
@@ -70,10 +70,10 @@ def require_embeddings(model: Model, loaded: Loaded) -> None:
 
 
 def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
-    """Return the tokens of each text of the body. If the body has messages, `text` is their rendering, and the only text. If the request
-    truncates texts, remove their end unless it names the other side: the model's prompt is at the beginning. Pad texts that are shorter
-    than the model demands. Raise ApiError if there are too many texts, if one is empty or exceeds the context, if a token id is outside the
-    vocabulary, or for the reasons of `_prompted`."""
+    """Return the tokens of each text of the body. If the body has messages, `text` is their rendering, and the only text to embed. If the
+    request truncates texts, remove their ends, or their beginnings if `truncation_side` says so; the default is the end because the model's
+    prompt is at the beginning. Pad texts that are shorter than the model demands. Raise ApiError if there are too many texts, if a text is
+    empty or exceeds the context, if a token id is outside the vocabulary, or for the reasons of `_prompted`."""
     given = _prompted(body, loaded.ready) if text is None else text
     num_texts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
     if num_texts > settings.max_inputs:
@@ -86,7 +86,7 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
     )
     param = "input" if text is None else "messages"
     tokenizer = loaded.tokenizer
-    around = tokenizer.text_template  # truncation keeps it: the vector is often that of the first or last token, a special one
+    around = tokenizer.text_template  # truncation keeps these special tokens: an embedding is often the vector of the first or last token
     with without_answer():
         prompts = token_ids(given, tokenizer, param, special=special, context=context, keep=keep, side=side, around=around)
         for ids in prompts:
@@ -97,7 +97,8 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
 
 
 def num_tokens_of(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: Loaded) -> int:
-    """Count the tokens of inputs. An image counts as many tokens as its encoder has vectors. `crops` has the images by their index."""
+    """Count the tokens of inputs. The tokens of an image are the vectors that the encoder computes for it. `crops` has the images by the
+    index of their input."""
     return sum(_sizes(prompts, crops, loaded))
 
 
@@ -111,9 +112,9 @@ def _sizes(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: 
 
 
 def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
-    """Return the texts of the request, each after the prompt that the request names. Without a name, use the model's default prompt; with
-    an empty name, use no prompt. Token ids stay as they are. Raise ApiError if the input has objects, if the model has no such prompt, or
-    if the prompt is named and the input has token ids."""
+    """Return the texts of the request, each preceded by the prompt that the request names. Without a name, use the model's default prompt;
+    with an empty name, use no prompt. Token ids stay as they are. Raise ApiError if the input has objects, if the model has no prompt of
+    this name, or if the request names a prompt and the input has token ids."""
     given, (name, prefix) = "" if body.input is None else body.input, _prompt_of(body, ready)
     parts = [given] if isinstance(given, str) else given
     if any(isinstance(part, InputPart) for part in parts):
@@ -125,9 +126,9 @@ def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
 
 
 def _prompt_of(body: EmbeddingBody, ready: Ready) -> tuple[str | None, str]:
-    """Return the name of the prompt that the request names, or None, and the text that goes before its texts: that of the named prompt, or
-    else of the model's default prompt. The text is empty if there is no prompt. Raise ApiError if the model has no prompt of the request's
-    name or type."""
+    """Return the name of the prompt that the request names, or None, and the text of the named prompt or else of the model's default
+    prompt. The text is empty if there is no prompt. Raise ApiError if the model has no prompt of the name or type that the request
+    gives."""
     known = dict(ready.prompts)
     name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
     if name and name not in known:
@@ -136,9 +137,9 @@ def _prompt_of(body: EmbeddingBody, ready: Ready) -> tuple[str | None, str]:
 
 
 def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
-    """Return the name of the model's prompt for texts of this type, which each API spells differently: see KINDS. Return an empty name if
-    the type means documents and the model has no prompt for them. Raise ApiError if the model has no prompt for another type, or has no
-    prompts."""
+    """Return the name of the model's prompt for texts of this type. KINDS has the names that APIs give to the same type. Return an empty
+    name if the type means documents and the model has no prompt for them. Raise ApiError if the model has no prompt for any other type, or
+    has no prompts at all."""
     if not known:
         raise ApiError(UNSUPPORTED_FIELD, f"input_type is {input_type!r:.40}; leave it out: the model has no prompts", param="input_type")
     kind = next((names for names in KINDS if input_type in names), (input_type,))
@@ -151,7 +152,7 @@ def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
 
 
 def _names(prompts: Iterable[str]) -> str:
-    """Return in words which names a model's prompts have."""
+    """Return a text for an error that lists the names of a model's prompts."""
     return f"one of {', '.join(sorted(prompts))}" if prompts else "none, as the model has no prompts"
 
 
@@ -170,10 +171,10 @@ async def embed_all(
     """Return the vectors of all prompts, which the model's queue admits or refuses together. With `per_token` each prompt gets an array
     [tokens, size]. `seconds` has, for each pair, the index of the second text's first token; None: prompts are not pairs, or the model does
     not distinguish the two texts. `crops` has the images, by the index of the prompt that an image replaces. Raise ApiError if the queue is
-    full, if the client leaves, if a prompt cannot be embedded, or if all together take too long.
+    full, if the client leaves, if a prompt cannot be embedded, or if the vectors are not all ready in time.
 
-    The worker gets only some of the prompts at a time, and admission counts only those. So a request of 2,048 texts neither fills the queue
-    nor waits until the queue is empty.
+    The worker gets only some of the prompts at a time, and admission counts only these prompts. So a request of 2,048 texts neither fills
+    the queue nor waits until the queue is empty.
     """
     sizes, labels = _sizes(prompts, crops, loaded), (model.spec.name, ENGINE)
     num_tokens = sum(sizes)
@@ -208,16 +209,16 @@ async def _embed_all(
     seconds: Sequence[int | None] | None,
     crops: Mapping[int, Crop],
 ) -> list[Vector]:
-    """Send all prompts to the worker, at most `num_at_once` at a time, and return their vectors in the same order. A vector is shortened if
-    the request has `dimensions`, but not with `per_token`. Raise ApiError if a prompt cannot be embedded, if all together take too long,
-    or if the model's fingerprint changes meanwhile."""
+    """Send all prompts to the worker, at most `num_at_once` at a time, and return their vectors in the order of the prompts. A vector is
+    shortened if the request has `dimensions`, but not with `per_token`. Raise ApiError if a prompt cannot be embedded, if the vectors are
+    not all ready in time, or if the model's fingerprint changes meanwhile."""
     deadline = deadline_of(body.timeout, settings)
     normalize = loaded.ready.normalize if body.normalize is None else body.normalize
 
     turns = asyncio.Semaphore(num_at_once)
 
     async def embed(ids: Sequence[int], second: int | None, crop: Crop | None) -> Vector:
-        """Send one prompt to the worker, once it has a turn, and return its vector."""
+        """Send one prompt to the worker, once the worker has fewer than `num_at_once` of the prompts, and return the prompt's vector."""
         async with turns:
             asked = Embed(
                 *(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, who.salt()),
@@ -241,7 +242,7 @@ async def _embed_all(
     except* TimeoutError:
         raise ApiError(DEADLINE_EXCEEDED, f"the vectors were not ready within {body.timeout} s") from None
     except* RequestError as errors:
-        require_same(loaded)  # a worker with other files may refuse the tokens of the old ones
+        require_same(loaded)  # a worker that has loaded newer files of the model may refuse the tokens of the old tokenizer
         error = next(error for error in errors.exceptions if isinstance(error, RequestError))
         raise of_request(error) from error
     require_same(loaded)
@@ -249,8 +250,8 @@ async def _embed_all(
 
 
 def _shortened(vector: Vector, dimensions: int, *, normalize: bool) -> Vector:
-    """Return the first `dimensions` values, with `normalize` scaled to length 1 again. Models trained for several vector sizes are used in
-    this way."""
+    """Return the first `dimensions` values of a vector, with `normalize` scaled to length 1 again. Models trained for several vector sizes
+    are used in this way."""
     head = vector[:dimensions]
     norm = float(np.linalg.norm(head)) if normalize else 1.0
     return head / np.float32(norm or 1.0)

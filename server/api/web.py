@@ -1,7 +1,7 @@
 """Serve published models: a page at /web/MODEL/ on which a browser runs the model itself. Requests for the page need no key; requests for
 the model's files do.
 
-The page is isolated from other origins, so that it may share memory between threads. It loads files of this server only.
+The page is isolated from other origins, so that it may share memory between threads. The page loads files of this server only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEDIA_TYPES = {
     ".bin": "application/octet-stream",
 }
 # The page may run only scripts of this server, which may compile WebAssembly. One named policy of trusted types is allowed: it checks the
-# address of the worker's script.
+# address of the script of the page's web worker.
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types relaxserve"
@@ -53,8 +53,9 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/web/{path:path}", include_in_schema=False)
     async def get_file(path: str, request: Request) -> Response:
-        """Return a file of the page, which is the same for all published models, or a file of a model. `path` is MODEL/NAME; without NAME,
-        it stands for the page. Raise ApiError if there is no such file, if the model is not exported yet, or if the key may not use it."""
+        """Return a file of the page, or a file of a model. All published models have the same page. `path` is MODEL/NAME; without NAME, it
+        stands for the page. Raise ApiError if there is no such file, if the model is not exported yet, or if the key may not use the
+        model."""
         model, name = publications.find(path)
         name = name or PAGE
         if name in page:

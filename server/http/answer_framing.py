@@ -13,9 +13,9 @@ UPGRADED = "relaxserve.upgraded"  # key of a scope; true: the request asks to be
 
 
 def framed(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
-    """Return the application with a `send` that adapts the answer to this request: if it asks to become a WebSocket, if it is of HTTP/1.0,
-    or if the answer begins early. The cycle, uvicorn's object for a request, must not hold this `send`: reference counts could then free
-    neither, and collecting such garbage pauses the event loop."""
+    """Return the application with a `send` that adapts the answer if the request asks to become a WebSocket or is of HTTP/1.0, or if the
+    answer begins before the whole body has arrived. The cycle, uvicorn's object for a request, must not refer to this `send`, which refers
+    to the cycle: only the garbage collector could then free the two, and its runs pause the event loop."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         send = _upgrading(cycle, send) if scope[UPGRADED] else _closing_early(cycle, send)
@@ -44,7 +44,7 @@ def _upgrading(cycle: RequestResponseCycle, send: Send) -> Send:
         nonlocal is_upgraded
         if message["type"] == "http.response.start":
             is_upgraded = message["status"] == SWITCHING
-            cycle.keep_alive = is_upgraded  # uvicorn adds no header that would contradict the upgrade
+            cycle.keep_alive = is_upgraded  # if true, uvicorn does not add `connection: close`
             cycle.chunked_encoding = False if is_upgraded else None
             await send(message)
         elif is_upgraded:
@@ -58,7 +58,7 @@ def _upgrading(cycle: RequestResponseCycle, send: Send) -> Send:
 
 def _without_chunks(cycle: RequestResponseCycle, send: Send) -> Send:
     """Return a `send` for HTTP/1.0, which has no chunked encoding. An answer without a length ends when the connection closes. After an
-    answer with a length, the connection stays open only if the client asked for that; a header then confirms it."""
+    answer with a length, the connection stays open only if the client asked for that; a header then tells the client that it stays open."""
     is_measured, send_part = True, _without_length(cycle, send)
 
     async def send_plainly(message: Message) -> None:
@@ -81,7 +81,7 @@ def _without_chunks(cycle: RequestResponseCycle, send: Send) -> Send:
 
 def _without_length(cycle: RequestResponseCycle, send: Send) -> Send:
     """Return a `send` for the parts of a body whose length no header states. uvicorn refuses a part that is longer than the length it still
-    expects, so the expected length is set anew for each part. Several tasks may send."""
+    expects, so the expected length is set anew for each part. Several tasks may call this `send`."""
     turn = asyncio.Lock()
 
     async def send_part(message: Message) -> None:

@@ -1,5 +1,5 @@
-"""Control access. On a server with keys, requests to models need an API key, and those to the administration an admin key. Requests of
-other servers of the fleet need a proof. Health checks and pages need nothing."""
+"""Control access. On a server with keys, requests to models need an API key, and requests to the administration need an admin key. Requests
+of other servers of the fleet need a proof that the sender knows the fleet's secret. Health checks and pages need neither key nor proof."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ METRICS_PATHS = ("/metrics", "/load")
 OPEN_FILES = "/console/"  # files of the console and of the docs page
 WEB_PAGE_SUFFIXES = (".html", ".mjs", ".css")
 WEB_PAGES = re.compile(rf"/web/.+(/|{'|'.join(map(re.escape, WEB_PAGE_SUFFIXES))})")  # other files of a published model need a key
-ADMIN_PATTERNS = (  # proxies deny these too: `python -m deploy.nginx` writes them into deploy/nginx/nginx.conf
+ADMIN_PATTERNS = (  # proxies deny these paths, too: `python -m deploy.nginx` writes the patterns into deploy/nginx/nginx.conf
     "/admin(/.*)?",
     "/models(/(load|unload))?",
     "/v1/models/.*/(load|unload)",
@@ -52,9 +52,9 @@ ADMIN_PATHS = re.compile("|".join(ADMIN_PATTERNS), re.DOTALL)
 INWARD = "relaxserve.inward"  # key of the scope of a request that a batch of this server makes; the value is its `Passed`
 SOCKET_KEY = "openai-insecure-api-key."  # precedes a key among the protocols of a WebSocket
 FORM = "application/x-www-form-urlencoded"  # the type that `curl -d` declares, whatever it sends
-# Content types that Ollama's administration also accepts, because Ollama's clients send JSON under these types. This is safe: an HTML form
-# of another origin cannot send JSON under them, and a browser names the origin of a script's request, which `Guard` checks if there are no
-# keys.
+# Content types that Ollama's administration also accepts, because Ollama's clients send JSON under these types. Accepting them is safe: an
+# HTML form of another origin cannot send JSON under these types, and a browser names the origin of a script's request, which `Guard` checks
+# if there are no keys.
 UNTYPED = ("", FORM)
 EMPTY = "application/octet-stream"  # aiohttp's type of requests without a body
 
@@ -96,10 +96,10 @@ class Guard:
         self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *map(str.lower, settings.allowed_hosts)})
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> Passed:
-        """Check a request, and return the result. Raise ApiError if its path is not printable, if it lacks the key or the proof that its
-        path needs, or if it sends other content than JSON to the administration. On a server without API keys, also raise ApiError if a
-        page of another origin sent it, or, unless the server is `insecure`, if it names another host. The key of a request to an open path
-        is not looked up."""
+        """Check a request, and return the result. Raise ApiError if the path is not printable, if the request lacks the key or the proof
+        that the path needs, or if it sends other content than JSON to the administration. On a server without API keys, also raise ApiError
+        if a page of another origin sent the request and the path is not open, or, unless the server is `insecure`, if the request names
+        another host than this server. The key of a request to an open path is not looked up."""
         if not path.isprintable():
             # The router's patterns end in `$`, which accepts a line feed after the path. So a path with a line feed could pass this check
             # as one path and be routed as another.
@@ -147,18 +147,18 @@ class Guard:
         return Passed(Access.PEER)
 
     def key_digests(self) -> set[str]:
-        """Return the digests of all API keys, by which `Passed` names them."""
+        """Return the digests of all API keys, as in `Passed.key_digest`."""
         return self._api.short_digests
 
     def limits_of(self, passed: Passed) -> KeyLimits:
-        """Return the limits of the key that has passed earlier: as they are now, or as they were then if the key is gone or is no API
-        key."""
+        """Return the present limits of the key that has passed earlier. If the key no longer exists or is no API key, return the limits
+        that it had when it passed."""
         now = self._api.limits_of(passed.key_digest)
         return passed.limits if now is None else now
 
     def limits_now(self, passed: Passed) -> KeyLimits:
         """Return the present limits of the key that has passed earlier. On a server without API keys, return the limits that the key had
-        when it passed. Raise ApiError if the key is gone."""
+        when it passed. Raise ApiError if the key no longer exists."""
         if not self._api.exists:
             return passed.limits
         for ring in (self._admin, self._api):
@@ -202,9 +202,9 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 def _check_json(headers: Mapping[str, str], also: Sequence[str]) -> None:
-    """Raise ApiError unless the content type is JSON, or one of `also`: a page of another origin may send other types without a CORS
-    preflight. If there is no body, the type may be EMPTY, which needs a preflight, or absent, which needs none, so that only
-    `_check_origin` refuses such a page."""
+    """Raise ApiError unless the content type is JSON, or one of `also`, because a page of another origin may send some other types without
+    a CORS preflight. Without a body, the type may be EMPTY, which needs a preflight, or absent. Without body and type, a page of another
+    origin needs no preflight, and only `_check_origin` refuses its request."""
     declared = headers.get("content-type", "")
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     kind = declared.partition(";")[0].strip().lower()
@@ -213,13 +213,13 @@ def _check_json(headers: Mapping[str, str], also: Sequence[str]) -> None:
 
 
 def _of_socket(headers: Mapping[str, str]) -> str:
-    """Return the key that a page names among the protocols of a WebSocket, because a page can set no other header of one. Return an empty
-    text if it names none."""
+    """Return the key that a page names among the protocols of a WebSocket, because a page can set no other header of a WebSocket. Return an
+    empty text if no protocol names a key."""
     names = (name.strip() for name in headers.get("sec-websocket-protocol", "").split(","))
     return next((name.removeprefix(SOCKET_KEY) for name in names if name.startswith(SOCKET_KEY)), "")
 
 
 def _bearer(authorization: str) -> str:
-    """Return the key in the header `authorization`, or an empty text."""
+    """Return the key in the header `authorization`, or an empty text if the header has none."""
     scheme, _, key = authorization.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""

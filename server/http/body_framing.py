@@ -12,7 +12,7 @@ from typing import Protocol
 
 from server.errors import BAD_REQUEST, ApiError
 
-PIECE_BYTES = 8 << 10  # received bytes that are decoded in a row
+PIECE_BYTES = 8 << 10  # most received bytes that are decoded without a pause
 MAX_LINE_BYTES = 4 << 10
 SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,12})(?:[ \t]*;[^\r\n\0]*)?")
 TRAILER_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
@@ -23,18 +23,18 @@ class Body(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole body was taken."""
+        """Whether `take` has removed the whole body."""
         ...
 
     def take(self, received: bytearray) -> bytes:
-        """Remove at most `PIECE_BYTES` of the body from the beginning of `received`, and return their data. Raise ApiError if the framing
-        is malformed."""
+        """Remove at most `PIECE_BYTES` of the body from the beginning of `received`, and return the data in them. Raise ApiError if the
+        framing is malformed."""
         ...
 
 
 def body_of(headers: Sequence[tuple[bytes, bytes]], version: str, max_framing_bytes: int) -> Body:
-    """Return the body that the headers declare. Its framing, if it is chunked, may have `max_framing_bytes` bytes. Raise ApiError for a
-    transfer encoding other than `chunked`, or for any transfer encoding before HTTP/1.1."""
+    """Return the body that the headers declare. If the body is in chunks, its framing may have `max_framing_bytes` bytes. Raise ApiError
+    for a transfer encoding other than `chunked`, or for any transfer encoding before HTTP/1.1."""
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
     if not codings:
         return MeasuredBody(int(next((value for name, value in headers if name == b"content-length"), b"0")))
@@ -72,7 +72,7 @@ class ChunkedBody:
         self._num_framing_bytes = 0
         self._num_data_bytes = 0
         self._num_left = 0  # bytes that are left of the current chunk
-        self._ends_chunk = False  # the next line ends a chunk and is empty
+        self._ends_chunk = False  # the next line must be empty, because it ends a chunk
         self._in_trailers = False
 
     def take(self, received: bytearray) -> bytes:

@@ -67,16 +67,16 @@ class Connections:
             self._idle[connection] = None
 
     async def close(self) -> None:
-        """Close all connections. What their sockets accept at once is still sent."""
+        """Close all connections. Data that their sockets accept at once is still sent."""
         for connection in tuple(self._open):
             connection.leave()
-        await asyncio.sleep(0)  # asyncio closes a socket one iteration after it was told to
+        await asyncio.sleep(0)  # asyncio closes a socket one iteration of the event loop after `leave`
         for connection in tuple(self._open):
             connection.give_way()
         await asyncio.sleep(0)
 
     def takes(self, connection: Connection, path: bytes) -> bool:
-        """Return whether a request for `path` may be answered on this connection. A connection that is kept for probes takes only these,
+        """Return whether a request for `path` may be answered on this connection. A connection that is kept for probes accepts only probes,
         until there are no longer too many connections."""
         if len(self._open) <= self.most:
             self._surplus.clear()

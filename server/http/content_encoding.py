@@ -12,10 +12,10 @@ PLAIN = ("", "identity")
 
 
 def decoder(encoding: str) -> Callable[[bytes, bool], Iterator[bytes]]:
-    """Return a function that takes received bytes, and whether they are the last ones, and yields what they decode to in pieces of bounded
-    size. So the same limits apply to a compressed body as to a plain one. A compressed body must end with its checksum, and nothing may
-    follow. `decoder` raises ApiError if the encoding is unknown, and the function that it returns raises ApiError if the body is
-    damaged."""
+    """Return a function that takes received bytes, and whether they are the last ones, and yields the decoded bytes in pieces of bounded
+    size. So the caller can apply the same limits to a compressed body as to a plain one. A compressed body must end with its checksum, and
+    nothing may follow. `decoder` raises ApiError if the encoding is unknown, and the function that it returns raises ApiError if the body
+    is damaged."""
     encoding = encoding.strip().lower()
     if encoding in PLAIN:
         return lambda data, _is_last: (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))

@@ -43,7 +43,7 @@ from server.settings import ServerSettings
 log = logging.getLogger(__name__)
 
 QUIET = frozenset({*HEALTH_PATHS, *METRICS_PATHS})  # paths that are requested every few seconds
-UPLOADS = frozenset({"/v1/files", "/v1/audio/transcriptions", "/v1/audio/translations"})  # their endpoints read the bodies of POST
+UPLOADS = frozenset({"/v1/files", "/v1/audio/transcriptions", "/v1/audio/translations"})  # their endpoints read the body of a POST
 VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # ids that are safe in a header and in a log
 
 
@@ -61,9 +61,9 @@ class Gateway:
         kept: KeptRequests | None = None,
         is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`error_shapes`: how errors are encoded below each path. `watchers` are called when a request has ended. `kept` keeps requests and
-        answers; None: nothing is kept. While `is_leaving` returns true, each answer closes its connection, so that clients send their next
-        request elsewhere."""
+        """`error_shapes`: how errors are encoded below each path. `watchers` are called when a request has ended. `kept` stores requests
+        and answers; None: nothing is stored. While `is_leaving` returns true, each answer closes its connection, so that clients send their
+        next request elsewhere."""
         self._app = app
         self._settings = settings
         self._guard = guard
@@ -76,8 +76,8 @@ class Gateway:
         self._proxies = Proxies(settings.proxy_networks, settings.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request of HTTP, and pass anything else on unchanged. What the endpoint needs to know about the sender is in the scope's
-        `Caller`."""
+        """Serve a request of HTTP, and pass anything else on unchanged. The `Caller` in the scope tells the endpoint about the sender of
+        the request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -101,7 +101,7 @@ class Gateway:
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
-            """Send a part of the answer, with the gateway's headers, and keep it if requests are stored."""
+            """Send a part of the answer, with the gateway's headers, and add it to the exchange if requests are stored."""
             nonlocal status
             if exchange is not None and message["type"] == "http.response.body":
                 exchange.add(message.get("body", b""), more=message.get("more_body", False))
@@ -116,7 +116,7 @@ class Gateway:
                 added["x-content-type-options"] = "nosniff"
                 added.update({} if use is None else use.headers())
                 if values is not None:
-                    # tells the ingress that its values were used, and which models can continue the answer: those with this fingerprint
+                    # tells the ingress that the values it sent were used, and that models with this fingerprint can continue the answer
                     added[HEADER] = record.fingerprint
                 if self._is_leaving() and status != SWITCHING:
                     added["connection"] = "close"
@@ -135,7 +135,7 @@ class Gateway:
                 if inward is None and counts and (use := self._rates.of(passed.key_digest, limits)) is not None:
                     use.begin()
                     has_begun, record.charge = True, use.charge
-                # Open paths use no body. Reading one costs time, and clients without a key must not be able to cause that.
+                # Open paths use no body. Reading a body costs time, and clients without a key must not be able to cause this cost.
                 is_upload = is_socket or (scope["method"] == "POST" and scope["path"] in UPLOADS)
                 body = b"" if passed.access is Access.OPEN or is_upload else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
@@ -195,8 +195,8 @@ class Gateway:
                 watcher(record)
 
     def _readmit(self, passed: Passed, record: RequestRecord) -> KeyLimits:
-        """Count a part of a request against the rates of its key. Return the key's present limits. Raise ApiError if the key is gone or
-        exceeds a rate."""
+        """Count a part of a request against the rates of its key. Return the key's present limits. Raise ApiError if the key no longer
+        exists or exceeds a rate."""
         limits = self._guard.limits_now(passed)
         use = self._rates.of(passed.key_digest, limits)
         record.charge = None if use is None else use.charge
@@ -205,9 +205,9 @@ class Gateway:
         return limits
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body, for an endpoint that needs it before it can begin; endpoints of UPLOADS read their bodies themselves. Limit
-        the size of the body, the number and the nesting of its values, and the time until it has arrived. Raise ApiError if a limit is
-        exceeded, if the body cannot be decompressed, or if the client leaves."""
+        """Read the whole body, for an endpoint that needs the body before it can begin; endpoints of UPLOADS read their bodies themselves.
+        Limit the size of the body, the number and the nesting of its values, and the time until it has arrived. Raise ApiError if a limit
+        is exceeded, if the body cannot be decompressed, or if the client leaves."""
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes")
@@ -236,8 +236,8 @@ class Gateway:
 
 
 def _head_only(send: Send) -> Send:
-    """Return a `send` for a HEAD request, which sends only the head of the answer to GET. The answer is then complete, so that the receive
-    function of the request tells of a disconnect, and a stream ends."""
+    """Return a `send` for a HEAD request. The returned `send` passes on only the head of the answer that GET would get, and then ends the
+    answer. From then on, `receive` returns a disconnect, so that a streaming endpoint stops."""
 
     async def send_head(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -254,7 +254,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body again, and then the client's next message, a disconnect."""
+    """Return a `receive` that first returns the body, which was already read, and then the client's next message, a disconnect."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

@@ -1,7 +1,7 @@
 """Limit the time to decode a JSON text: count its values and measure its depth while it arrives, without parsing it.
 
-Decoding and validating are one call each, and nothing can interrupt either. The number of values and escapes decides how long a call takes,
-far more than the length: 8 MiB of one string decode in 5 ms, 8 MiB of escaped newlines in 28 ms, 8 MiB of empty objects in 250 ms.
+Decoding and validating are one call each, and nothing can interrupt these calls. The number of values and escapes decides how long a call
+takes, far more than the length: 8 MiB of one string decode in 5 ms, 8 MiB of escaped newlines in 28 ms, 8 MiB of empty objects in 250 ms.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 
 from server.errors import BODY_TOO_COMPLEX, INVALID_JSON, ApiError
 
-MAX_NUMBERS = 5 << 16  # numbers in a body; most of them are token ids
-MAX_PARTS = 3 << 13  # objects, lists, names and texts; each takes as long to decode as ten numbers
+MAX_NUMBERS = 5 << 16  # largest number of numbers in a body, which are mostly token ids
+MAX_PARTS = 3 << 13  # largest number of objects, lists, names and texts; each takes as long to decode as ten numbers
 MAX_ESCAPES = 1 << 21  # backslashes; 8 MiB of "\u00e9" have 1.4 million
-MAX_DEPTH = 64  # levels of nested lists and objects, limited because later steps walk schemas by recursion
+MAX_DEPTH = 64  # levels of nested lists and objects, limited because later steps are recursive
 
 TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 PIECE_BYTES = 64 << 10  # scanned within 3 ms
@@ -28,7 +28,7 @@ NO_MARKS = bytes(set(range(256)) - set(b"[{]},"))  # all bytes but those that ar
 class JsonScan:
     """Counts the values of a JSON text that arrives in pieces. Invalid JSON is counted as well; the decoder refuses it."""
 
-    num_commas: int = 0  # outside of strings
+    num_commas: int = 0  # commas outside of strings
     num_parts: int = 0  # objects, lists, names and texts
     num_escapes: int = 0  # backslashes
     depth: int = 0  # levels that are open after the last piece
@@ -43,13 +43,14 @@ class JsonScan:
             self._check()
 
     def _feed(self, piece: bytes) -> None:
-        """Count the values of a piece. Raise ApiError if it nests too deeply."""
+        """Count the values of a piece. Raise ApiError if the JSON nests too deeply."""
         piece = self._carried + piece
         num_last = len(piece) - len(piece.rstrip(b"\\"))
         piece, self._carried = (piece[:-1], b"\\") if num_last % 2 else (piece, b"")
         self.num_escapes += piece.count(b"\\")
         began_inside = self._is_inside
-        # The appended quote ends a string that continues in the next piece. Otherwise it starts a string that has no end.
+        # The appended quote ends a string that continues in the next piece. If no string continues, the quote starts a string without an
+        # end, which TEXT does not match.
         outside, num_texts = TEXT.subn(b"", (b'"' if began_inside else b"") + piece + b'"')
         self._is_inside = not outside.endswith(b'"')
         marks = outside.translate(None, NO_MARKS)

@@ -1,5 +1,5 @@
-"""Append requests and their answers to a file, for `relaxserve replay`. Off unless the setting `keep_requests` names the file, since the
-file holds what users write.
+"""Append requests and their answers to a file, for `relaxserve replay`. No request is stored unless the setting `keep_requests` names the
+file, since the file holds what users write.
 
 The setting `keep_requests_of`, or the administration while the server runs, says for which models and keys requests are kept. Each line is
 a JSON object. Only requests that a model answered are kept, never headers, keys or the administration's requests. Another
@@ -41,7 +41,7 @@ class Exchange:
     __slots__ = ("answer", "body", "is_complete", "is_compressed", "num_bytes")
 
     def __init__(self) -> None:
-        self.body = b""  # empty: the request has none, or its endpoint reads it
+        self.body = b""  # empty: the request has no body, or its endpoint reads the body
         self.is_compressed = False  # whether the answer is compressed with gzip
         self.answer: list[bytes] = []
         self.num_bytes = 0  # size of the answer so far
@@ -83,8 +83,8 @@ class KeptRequests:
         self._thread.start()
 
     def keep(self, record: RequestRecord, exchange: Exchange) -> None:
-        """Queue an exchange that has ended, if a model answered it, `is_kept` is true, and `of` names its model or key. If too much waits
-        already, only count it as lost."""
+        """Queue an exchange that has ended, if a model answered it, `is_kept` is true, and `of` names its model or key. If too many
+        exchanges or bytes wait already, only count this exchange as lost."""
         if not record.model or not exchange.is_kept or not self._is_wanted(record):
             return
         waiting = self.num_waiting_bytes
@@ -104,13 +104,13 @@ class KeptRequests:
         return any(fnmatchcase(named[kind], pattern) for kind, _, pattern in (each.partition("=") for each in self.of))
 
     def close(self) -> None:
-        """Write what waits, for at most CLOSE_S."""
+        """Wait until the queued exchanges are written, for at most CLOSE_S."""
         self._ended.put(None)
         self._thread.join(CLOSE_S)
 
     def _write_all(self) -> None:
-        """Write exchanges until the server stops. Log those that cannot be written, and how many were lost. This runs on a thread of its
-        own."""
+        """Write exchanges until the server stops. Log which exchanges cannot be written, and how many were lost. This method runs on a
+        thread of its own."""
         with self._file as file:
             while (ended := self._ended.get()) is not None:
                 lost, self._num_lost = self._num_lost, 0
@@ -118,7 +118,7 @@ class KeptRequests:
                     append_whole(file, f"{_line(*ended)}\n".encode())
                 except OSError as error:
                     log.warning("a request could not be kept: %s", error.strerror or error)
-                except Exception:  # the thread writes further requests
+                except Exception:  # the thread goes on with further exchanges
                     log.exception("request %s could not be kept", ended[0].request_id)
                 self._num_written_bytes += ended[1].size
                 if lost:
@@ -126,8 +126,8 @@ class KeptRequests:
 
 
 def _open(path: Path) -> FileIO:
-    """Open the file to append to it. Begin a new line if the last one is torn, since a server may have been killed while it wrote. Only its
-    owner can read a new file. Raise SettingsError if it cannot be opened or written."""
+    """Open the file to append to it. Begin a new line if the last line has no end, since a server may have been killed while it wrote. Only
+    the owner of a new file can read it. Raise SettingsError if the file cannot be opened or written."""
     try:
         file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab", buffering=0)
         if _is_torn(path, os.fstat(file.fileno())):

@@ -21,7 +21,7 @@ MIN_KEY_CHARS = 8
 MOST_PER_MINUTE = 10**9
 GROUP = "group/"  # begins the tenant of a group
 GROUP_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-PATTERN = re.compile(r"[A-Za-z0-9._:/*?\[\]!-]{1,128}")  # a pattern that model names are matched with, as shells match file names
+PATTERN = re.compile(r"[A-Za-z0-9._:/*?\[\]!-]{1,128}")  # a pattern for names of models, as shells have for file names
 WORD = re.compile(r"[a-z_]+=\S*")
 RATES = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
 FORM = f"KEY group=NAME model=PATTERN {' '.join(f'{rate}=N' for rate in RATES)}, each part but KEY optional, and model repeatable"
@@ -37,7 +37,7 @@ class KeyLimits:
     concurrent_requests: int | None = None
 
     def allow(self, name: str) -> bool:
-        """Return whether a request may use this name of a model."""
+        """Return whether requests with the key may use this name of a model."""
         return not self.models or any(fnmatchcase(name, pattern) for pattern in self.models)
 
     @property
@@ -69,7 +69,7 @@ class KeyRing:
         self._given = [self._known(key, setting) for key in keys]
         self._file = file
         self._stamp: tuple[int, int] | None = None  # time of the last change and size of the file when its keys were read
-        self._refused: tuple[int, int] | None = None  # the same of the file while one of its lines is malformed
+        self._refused: tuple[int, int] | None = None  # the same of a file that has a malformed line; None: no line is malformed
         self._read: list[Known] = []
         self._fault = ""  # the last fault that was logged
         self.exists = bool(keys) or file is not None
@@ -77,7 +77,7 @@ class KeyRing:
 
     def find(self, key: str) -> Known | None:
         """Return what is known of `key`, or None if the key is not in the set. Every key is compared in constant time, so the time reveals
-        neither which key matches nor how much of it."""
+        neither which key matches nor how much of a key matches."""
         self._refresh()
         digest, found = digest_of(key), None
         for known in (*self._given, *self._read):
@@ -110,18 +110,18 @@ class KeyRing:
     def _refresh(self) -> None:
         """Read the file again if it changed. The first time, raise SettingsError if the file cannot be read, is malformed or has no key.
         Later, a file that cannot be read or is malformed leaves the keys as they are, which is better than shutting everyone out or letting
-        everyone in, but a file without keys removes all keys that it had."""
+        everyone in. A file without keys removes all keys that were read from it."""
         if self._file is None:
             return
         try:
             status = self._file.stat()
             stamp = (status.st_mtime_ns, status.st_size)
-            if stamp == self._refused:  # reading it again takes long if it has many keys
+            if stamp == self._refused:  # reading the file again takes long if it has many keys
                 return
             if stamp == self._stamp:
                 self._refused, self._fault = None, ""
                 return
-            self._refused = stamp  # until all lines are read
+            self._refused = stamp  # reset below, once all lines are read
             lines = [line.strip() for line in regular(self._file).read_text().splitlines()]
             keys = [line for line in lines if line and not line.startswith("#")]
             if not keys and self._stamp is None:
@@ -132,7 +132,7 @@ class KeyRing:
             if self._stamp is None:
                 reason = f"{error.strerror}; name a file that can be read" if isinstance(error, OSError) else str(error)
                 raise SettingsError(f"key file {self._file}: {reason}") from error
-            if isinstance(error, OSError):  # it may be readable the next time, with the same stamp
+            if isinstance(error, OSError):  # the file may be readable the next time, with the same stamp
                 self._refused = None
             if self._fault != str(error):
                 log.error("key file %s: %s; the keys read before stay valid", self._file, error)
@@ -155,12 +155,13 @@ def read_line(line: str, where: str) -> Known:
         values.setdefault(name, []).append(value)
     digest = digest_of(_checked(key, where))
     group = _group(values, where)
-    return Known(digest, GROUP + group if group else short(digest), _limits(values, where))  # no digest has a slash
+    # a digest has no slash, so it never equals the tenant of a group
+    return Known(digest, GROUP + group if group else short(digest), _limits(values, where))
 
 
 def _group(values: Mapping[str, list[str]], where: str) -> str:
-    """Return the group of a key, or an empty text if it has none. Raise SettingsError if a line names several groups, or one whose name is
-    not valid."""
+    """Return the group of a key, or an empty text if it has none. Raise SettingsError if a line names several groups, or if the name of the
+    group is not valid."""
     given = values.get("group")
     if given is None:
         return ""
@@ -192,7 +193,7 @@ def _limits(values: Mapping[str, list[str]], where: str) -> KeyLimits:
 
 
 def _checked(key: str, where: str) -> str:
-    """Return a key. Raise SettingsError if it is too short, or does not fit into a header."""
+    """Return a key. Raise SettingsError if the key is too short, or does not fit into a header."""
     if len(key) < MIN_KEY_CHARS:
         raise SettingsError(f"{where} has a key of {len(key)} characters; expected at least {MIN_KEY_CHARS}")
     if not (key.isascii() and key.isprintable()):

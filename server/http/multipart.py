@@ -9,11 +9,12 @@ from urllib.parse import unquote
 from server.errors import BAD_REQUEST, ApiError
 
 MAX_FIELDS = 32
-MAX_FIELD_BYTES = 64 << 10  # most bytes of a value, such as the transcript before a recording
+MAX_FIELD_BYTES = 64 << 10  # most bytes of the value of a field other than the file
 MAX_HEADER_BYTES = 4096
 MAX_FORM_BYTES = MAX_FIELDS * (MAX_FIELD_BYTES + MAX_HEADER_BYTES)  # most bytes of all parts but the file
 FORM_TYPE = "multipart/form-data"
-# A parameter of a header, with its value in quotes or as it is. Python's own parser takes time that is quadratic in the header.
+# A parameter of a header, with its value in quotes or without quotes. Python's own parser takes time that is quadratic in the length of the
+# header.
 PARAMETER = re.compile(r';\s*([^\s=;"]++)\s*=\s*(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))', re.DOTALL)
 BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}")
 
@@ -21,15 +22,15 @@ Sink = Callable[[bytes], None]
 
 
 class Form:
-    """The fields of a form. The one file goes to `sink` as it arrives."""
+    """The fields of a form. The bytes of its one file go to `sink` as they arrive."""
 
     def __init__(self, content_type: str, sink: Sink) -> None:
-        """`content_type` is the header that declares the form's boundary. Raise ApiError if it declares none."""
-        self.values: dict[str, list[str]] = {}  # values by the name of the field, which may be repeated
+        """`content_type` is the header that declares the form's boundary. Raise ApiError if it declares no boundary."""
+        self.values: dict[str, list[str]] = {}  # values by the name of the field; a field may be repeated
         self.filename: str | None = None  # None: the file has not begun
         self._end = b"\r\n--" + _boundary_of(content_type).encode()
         self._sink = sink
-        self._pending = bytearray(b"\r\n")  # the first boundary has no line break before it
+        self._pending = bytearray(b"\r\n")  # in place of the line break that the first boundary lacks
         self._part: _Part | None = None  # None: outside of parts
         self._num_parts = 0
         self._is_complete = False
@@ -40,7 +41,7 @@ class Form:
         return {name: values[-1] for name, values in self.values.items()}
 
     async def read(self, body: AsyncIterable[bytes], file_name: str) -> None:
-        """Read a whole body. The field `file_name` is its file. Raise ApiError if the form is malformed or exceeds a limit."""
+        """Read a whole body. The field `file_name` has the file. Raise ApiError if the form is malformed or exceeds a limit."""
         async for data in body:
             self._pending += data
             while self._advance(file_name):
@@ -49,8 +50,8 @@ class Form:
             raise _fault("it ends before its last boundary; send all of it")
 
     def _advance(self, file_name: str) -> bool:
-        """Read the pending bytes as far as it is certain what they are. Return whether a further call may read more of them. Raise ApiError
-        if the form is malformed or exceeds a limit."""
+        """Read the pending bytes up to those that may be the beginning of a boundary. Return whether a further call may read more pending
+        bytes. Raise ApiError if the form is malformed or exceeds a limit."""
         if self._is_complete:
             self._pending.clear()  # an epilogue, which nobody reads
             return False
@@ -67,8 +68,8 @@ class Form:
         return self._begin_part(at + len(self._end), file_name)
 
     def _begin_part(self, at: int, file_name: str) -> bool:
-        """Finish the part before a boundary that ends at `at`, and read what follows: the headers of a part, or the end of the form. Return
-        False, and do neither, if that has not arrived yet. Raise ApiError if the headers are too large or malformed."""
+        """Finish the part before a boundary that ends at `at`, and read what follows the boundary: the headers of a part, or the end of the
+        form. If this has not arrived yet, do nothing and return False. Raise ApiError if the headers are too large or malformed."""
         head = bytes(self._pending[at : at + MAX_HEADER_BYTES])
         if head.startswith(b"--"):
             self._finish_part()
@@ -85,7 +86,7 @@ class Form:
         return True
 
     def _part_of(self, headers: bytes, file_name: str) -> _Part:
-        """Return the part with these headers. Raise ApiError if it has no name, or if there are too many parts or two files."""
+        """Return the part with these headers. Raise ApiError if the part has no name, or if there are too many parts or two files."""
         given: dict[str, str] = {}
         for line in headers.decode(errors="replace").split("\r\n"):
             header, _, value = line.partition(":")
@@ -101,7 +102,7 @@ class Form:
             return _Part(name, None)
         if self.filename is not None:
             raise _fault(f"it has more than one {file_name}")
-        encoded = unquote(given.get("filename*", "").rpartition("'")[2])  # behind the name of its character set
+        encoded = unquote(given.get("filename*", "").rpartition("'")[2])  # the text behind the name of its character set
         self.filename = encoded or given.get("filename") or file_name
         return _Part(name, self._sink)
 
@@ -121,7 +122,7 @@ class _Part:
         self.value = bytearray()
 
     def take(self, data: bytes) -> None:
-        """Add bytes of the part. Raise ApiError if a field other than the file has too many."""
+        """Add bytes of the part. Raise ApiError if a field other than the file has too many bytes."""
         if self.sink is not None:
             if data:
                 self.sink(data)
@@ -133,7 +134,7 @@ class _Part:
 
 
 def _boundary_of(content_type: str) -> str:
-    """Return the boundary that a content type declares. Raise ApiError if it declares none."""
+    """Return the boundary that a content type declares. Raise ApiError if it declares no boundary."""
     kind, boundary = content_type.partition(";")[0].strip().lower(), _parameters(content_type).get("boundary", "")
     if kind != FORM_TYPE or not BOUNDARY.fullmatch(boundary):
         raise ApiError(BAD_REQUEST, f"content-type is {content_type!r:.80}; expected {FORM_TYPE} with a boundary")
@@ -141,7 +142,8 @@ def _boundary_of(content_type: str) -> str:
 
 
 def _parameters(header: str) -> dict[str, str]:
-    """Return the parameters of a header's value by their names in lower case. Of parameters with one name, return the first."""
+    """Return the parameters of a header's value by their names in lower case. Of several parameters with the same name, return the
+    first."""
     found: dict[str, str] = {}
     for name, quoted, plain in PARAMETER.findall(header):
         found.setdefault(name.lower(), quoted.replace("\\\\", "\\").replace('\\"', '"') or plain)

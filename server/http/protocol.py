@@ -26,27 +26,27 @@ from server.http.write_coalescing import CoalescingTransport, PendingWrites
 from server.settings import ServerSettings
 
 MAX_HEADERS = 128
-MAX_UNREAD_BYTES = 64 << 10  # received bytes that wait; reading pauses beyond them
+MAX_UNREAD_BYTES = 64 << 10  # received bytes that may wait to be parsed; beyond this number, reading pauses
 HEAD_END = b"\r\n\r\n"
 HALF_CLOSED = "relaxserve.half_closed"  # key of a request's scope; the value is an event, set once the client has stopped sending
-ENDLESS = 1 << 62  # bytes of the body of a request that asks to become a WebSocket
+ENDLESS = 1 << 62  # length of the body, which has no end, of a request that asks to become a WebSocket
 PROBE_S = 0.1  # seconds between two writes by which `_probe` finds out whether a client has left
 STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be sent any number of times before an answer
 LINGER_S = 10.0  # seconds for which a refused body is still read, so that the client reads the error before it sees a reset
 LATE_S = 1.0  # seconds in which a connection may send a request if it was accepted while the server began to stop
-LINGER_BODIES = 2  # bodies of the largest allowed size that are still read
+LINGER_BODIES = 2  # a refused body is read up to this multiple of the largest allowed size
 
 
 class _Transport(CoalescingTransport):
     """The transport that uvicorn sees. uvicorn pauses reading when a body waits for the application; the protocol then decodes no further,
-    but still reads up to `MAX_UNREAD_BYTES`. Otherwise it could not see the client leave."""
+    but still reads up to `MAX_UNREAD_BYTES`. Otherwise the protocol could not see the client leave."""
 
     def __init__(self, transport: asyncio.Transport, pending: PendingWrites, protocol: GuardedProtocol) -> None:
         super().__init__(transport, pending)
-        self._protocol = proxy(protocol)  # weak, so that reference counts free both
+        self._protocol = proxy(protocol)  # a weak reference, so that reference counts free transport and protocol
 
     def close(self) -> None:
-        """Close the connection, unless it still has to read what the client sends."""
+        """Close the connection, unless it begins to linger, that is, to read and drop what the client still sends."""
         if not self._protocol.lingers():
             super().close()
 
@@ -62,8 +62,8 @@ class _Transport(CoalescingTransport):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """A connection with limits. It is closed if it sends no request, if its headers take too long or too much space, or if the client
-    reads nothing. Clients of HTTP/1.0 get answers that they understand."""
+    """A connection with limits. The connection is closed if no request arrives, if headers take too long or too much space, or if the
+    client reads nothing. Clients of HTTP/1.0 get answers that they understand."""
 
     limits: ServerSettings  # set on a subclass, because uvicorn makes the instances
     pending: PendingWrites
@@ -73,14 +73,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.is_lingering = False  # the connection is closing, and bytes that the client still sends are dropped: see `lingers`
-        self._received = bytearray()  # received and not parsed
+        self._received = bytearray()  # bytes that were received and not parsed
         self._body: Body | None = None  # body of the request whose head has been parsed; None: the next bytes are a head
         self._head_tail = b""  # the last bytes of the head so far, in which the empty line may begin
         self._num_head_bytes = 0
         self._waits_for_turn = False
         self._is_fresh = True  # the request did not wait for an earlier answer
         self._is_reading = True
-        self._is_late = False  # it was accepted while the server began to stop
+        self._is_late = False  # the connection was accepted while the server began to stop
         self._eof = asyncio.Event()  # the client has closed its sending half
         self._num_lingering_bytes = 0  # bytes that were received while lingering
         self._is_refused = False  # `_refuse` was called
@@ -92,7 +92,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # the type is as narrow as uvicorn's
-        """Count the connection, which may be closed if it sends no request in time."""
+        """Count the connection. It is closed if no request arrives in time."""
         self._socket = transport
         self._outgoing = _Transport(transport, self.pending, self)
         super().connection_made(self._outgoing)
@@ -102,7 +102,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.held.opened(self)
 
     def shutdown(self) -> None:
-        """Close the connection because the server stops: at once, after its answer, or after it had time to send a request."""
+        """Close the connection because the server stops: at once, after its answer, or after the client had time to send a request."""
         if not self._is_late:
             super().shutdown()
 
@@ -125,7 +125,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Keep received bytes, and parse them if it is their turn. While the connection lingers, drop them instead, and close the
-        connection once they would fill more than LINGER_BODIES bodies of the largest allowed size."""
+        connection once the dropped bytes would fill more than LINGER_BODIES bodies of the largest allowed size."""
         if self.is_lingering:
             self._num_lingering_bytes += len(data)
             if self._num_lingering_bytes > LINGER_BODIES * self.limits.max_body_bytes:
@@ -136,11 +136,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._advance()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn returns None and closes
-        """Take what is left of the received bytes. Return whether to keep the connection open to send pending answers; over TLS, or while
-        the connection lingers, close it. The client has closed its sending half, or both halves: TCP does not tell which."""
+        """Parse the rest of the received bytes. Return whether to keep the connection open to send pending answers; over TLS, or while the
+        connection lingers, close it. The client has closed its sending half, or both halves: TCP does not tell which."""
         self._eof.set()
         if self.transport.get_extra_info("ssl_object") is not None or self.is_lingering:
-            self.transport.close()  # sends the delayed end of an answer first; asyncio would close its own transport without it
+            self.transport.close()  # sends the delayed end of an answer first; asyncio's own close, after False, would drop it
             return False
         if self._is_answering and not self._received:
             self.cycle.keep_alive = False
@@ -148,10 +148,10 @@ class GuardedProtocol(HttpToolsProtocol):
         return not self.transport.is_closing()
 
     def _probe(self) -> None:
-        """Find out whether a client that waits for its answer has left. Reading does not show this if the client has closed its sending
-        half, or has sent so much that reading is paused. So write to it: a client that does not read any more resets the connection. Write
-        nothing once the answer has begun, because the answer itself is written then: a silent stream sends heartbeats. To a client of
-        HTTP/1.0 nothing can be written before the answer, so `_give_up` follows instead."""
+        """Find out whether a client that waits for its answer has left. Reading does not show that a client has left if the client has
+        closed its sending half, or has sent so much that reading is paused. So write to it: a client that does not read any more resets the
+        connection. Write nothing once the answer has begun, because the answer itself is written then: a silent stream sends heartbeats. To
+        a client of HTTP/1.0 nothing can be written before the answer, so `_give_up` follows instead."""
         self._probe_timer = None
         if not self._waits_for_answer or self.transport.is_closing() or (self._is_reading and not self._eof.is_set()):
             return
@@ -170,9 +170,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def lingers(self) -> bool:
-        """If the client may still be sending, begin to linger: close only the sending half, and read what comes, for at most LINGER_S.
-        Return whether this began now; otherwise the connection may be closed. Closing it while the client sends would reset it, and a reset
-        may destroy the answer on its way."""
+        """If the client may still be sending, begin to linger: close only the sending half, and read what arrives, for at most LINGER_S.
+        Return whether lingering began now; otherwise the connection may be closed. Closing a connection while the client sends would reset
+        it, and a reset may destroy the answer on its way."""
         is_sending = bool(self._received) or self._body is not None or self._is_refused
         if self.is_lingering or self._eof.is_set() or self._socket.is_closing() or not is_sending:
             return False
@@ -189,7 +189,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """Wait for the client to read, and close the connection if it does not within `write_timeout_s`."""
+        """Wait for the client to read, and close the connection if the client does not read within `write_timeout_s`."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
 
@@ -207,12 +207,12 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _waits_for_answer(self) -> bool:
-        """Whether the whole request is here, and its answer is not complete."""
+        """Whether the whole request has arrived, and its answer is not complete."""
         return self._is_answering and self._body is None
 
     @property
     def _is_blocked(self) -> bool:
-        """Whether received bytes must wait: for the end of the answer, or for the application to take what it has of the body."""
+        """Whether received bytes must wait: for the end of the answer, or until the application takes the decoded part of the body."""
         return self.flow.read_paused or self._waits_for_answer
 
     def wait_for_turn(self) -> None:
@@ -228,7 +228,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _advance(self, *, may_decode: bool = False) -> None:
         """Parse received bytes as far as possible. One piece of a chunked body is decoded if `may_decode`. Other pieces wait for turns,
-        because many small chunks take long. Then close the connection if the client has stopped sending and nothing waits. Otherwise read
+        because many small chunks take long. Then close the connection if the client has stopped sending and no bytes wait. Otherwise read
         on, unless too many bytes wait, and begin to probe whether the client has left."""
         while self._received and not (self._waits_for_turn or self._is_blocked or self.transport.is_closing()):
             num_before = len(self._received)
@@ -282,7 +282,7 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             pass  # a server may ignore an upgrade and answer in HTTP/1.1
         except httptools.HttpParserError as error:
-            cause = error.__context__  # the error of a callback
+            cause = error.__context__  # the error that a callback below has raised
             self._refuse(cause if isinstance(cause, ApiError) else ApiError(BAD_REQUEST, f"the request is not valid HTTP: {error}"))
 
     def _take_body(self, body: Body) -> None:
@@ -301,7 +301,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # the parser's calls
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Raise ApiError if there are too many."""
+        """Take a header. Raise ApiError if there are too many headers."""
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             raise self._headers_too_large()
@@ -327,7 +327,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = self.parser.should_keep_alive()
             self.cycle.waiting_for_100_continue = False
         if self.held.is_stopping:
-            self.cycle.keep_alive = False  # uvicorn has told this only to the connections that it had when it began to stop
+            self.cycle.keep_alive = False  # uvicorn did this only for the connections that it had when it began to stop
         if body.is_complete:
             super().on_message_complete()
         else:
@@ -353,7 +353,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Mark the connection as idle, and continue with bytes that have arrived meanwhile, unless the connection is closing."""
         super().on_response_complete()
-        if self._probe_timer is not None:  # the next request has a time of its own
+        if self._probe_timer is not None:  # the next request gets a timer of its own
             self._probe_timer.cancel()
             self._probe_timer = None
         if self.transport.is_closing():
@@ -368,8 +368,8 @@ class GuardedProtocol(HttpToolsProtocol):
         return ApiError(HEADERS_TOO_LARGE, f"the headers exceed {self.limits.max_header_bytes} bytes or {MAX_HEADERS} fields")
 
     def _refuse(self, error: ApiError) -> None:
-        """Close the connection on a request that is not valid HTTP, exceeds a limit, or finds too many connections. Before that, send the
-        error in OpenAI's shape, unless an answer has begun."""
+        """Refuse a request that is not valid HTTP, exceeds a limit, or arrives when there are too many connections: send the error in
+        OpenAI's shape, unless an answer has begun, and close the connection."""
         self._is_refused = True
         if self._is_answering:
             self.cycle.disconnected = True  # the application gets no more of the body, and sends no answer

@@ -1,8 +1,8 @@
 """Hold each key to its rates: requests and tokens per minute, and requests at once.
 
-A rate is a bucket that holds one minute's worth and fills steadily. A request takes 1 from the bucket of requests when it begins, and its
-tokens from the bucket of tokens when its answer ends, since only then they are known. A bucket may go below empty. It refuses requests
-while it holds less than 1.
+The rate per minute of requests or tokens is a bucket, which holds as many as the key may use in a minute, and fills steadily. A request
+takes 1 from the bucket of requests when it begins, and its tokens from the bucket of tokens when its answer ends, because they are not
+known before. A bucket may go below zero. While a bucket holds less than 1, requests are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BUSY_S = 1  # seconds after which to retry if too many requests run at once
 
 @dataclass(slots=True)
 class Bucket:
-    """A bucket with `level` units at the time `at_s`. It holds and gets `per_minute` units a minute."""
+    """A bucket with `level` units at the time `at_s`. The bucket holds at most `per_minute` units, and gets as many in a minute."""
 
     per_minute: int
     level: float
@@ -48,7 +48,7 @@ class KeyUse:
         self._buckets = {name: Bucket(rate, float(rate), now_s()) for name, rate in rates.items() if rate is not None}
 
     def begin(self) -> None:
-        """Count a request that begins, or raise ApiError if it exceeds a rate, or the number of requests at once."""
+        """Count a request that begins, or raise ApiError if it exceeds a rate, or the number of requests that may run at once."""
         most = self.limits.concurrent_requests
         if most is not None and self.num_running >= most:
             raise _refusal(f"the key has {self.num_running} running requests, as many as it may have", BUSY_S)
@@ -56,7 +56,8 @@ class KeyUse:
         self.num_running += 1
 
     def take(self) -> None:
-        """Count a part of a running request as a request of its own, or raise ApiError if it exceeds a rate."""
+        """Count one request: one that begins, or a part of a running request that counts as a request of its own. Raise ApiError if it
+        exceeds a rate."""
         self._fill()
         for name, bucket in self._buckets.items():
             if bucket.level < 1:
@@ -100,17 +101,17 @@ class KeyUse:
 
 
 class Rates:
-    """The use of each key that has rates. A key that is gone loses its entry when another key gets one."""
+    """The use of each key that has rates. When a key gets an entry, the entries of keys that no longer exist are removed."""
 
     def __init__(self, known: Callable[[], Container[str]], now_s: Callable[[], float] = time.monotonic) -> None:
-        """`known` returns the digests of all keys that there are now."""
+        """`known` returns the digests of all keys that exist now."""
         self._known = known
         self._now_s = now_s
         self._uses: dict[str, KeyUse] = {}
 
     def of(self, key: str, limits: KeyLimits) -> KeyUse | None:
-        """Return the use of the key with a digest, or None if the key has no rates. If the limits of the key have changed, its use begins
-        at zero."""
+        """Return the use of the key with the digest `key`, or None if the key has no rates. If the limits of the key have changed, its use
+        begins at zero."""
         if not limits.has_rates:
             return None
         use = self._uses.get(key)

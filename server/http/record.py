@@ -23,7 +23,7 @@ class RequestRecord:
     method: str = ""
     path: str = ""
     began_s: float = field(default_factory=time.monotonic)
-    traceparent: str = ""  # the client's trace context, from the header of that name
+    traceparent: str = ""  # the client's trace context, from the header `traceparent`
     client: str = ""  # address of the client, or of a proxy in front of it that `proxy_networks` does not name
     key: str = ""  # group or beginning of the digest of the client's key
     is_probe: bool = False  # a health check or a scrape of metrics, repeated every few seconds

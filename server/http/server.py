@@ -27,20 +27,20 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-ACCEPTED_AT_ONCE = 8  # connections accepted before the first of them is counted
+ACCEPTED_AT_ONCE = 8  # connections that asyncio accepts in a row, before the first of them is counted
 HURRY_S = 3.0  # seconds in which requests that were cancelled send errors to their clients
 BACKLOG = 2048  # connections that wait to be accepted; they have no descriptor yet
 ACCEPT_S = 1.0  # longest time for which a server that stops still accepts connections that wait
-CALM = 4  # iterations of the loop after which a connection that was accepted has been read
+CALM = 4  # iterations of the event loop within which an accepted connection is read
 
 
 class Server(uvicorn.Server):
-    """The server. At a signal to stop, it accepts no more requests and gives running requests `drain_s` to finish. After that time, or at
-    a second interrupt, it ends the remaining requests with an error. With `lame_duck_s`, a SIGTERM first only fails the probe of readiness:
-    routers learn late that a server stops, and meanwhile send it requests."""
+    """The server. At a signal to stop, the server accepts no more requests and gives running requests `drain_s` to finish. After that time,
+    or at a second interrupt, the server ends the remaining requests with an error. With `lame_duck_s`, a SIGTERM first only makes probes of
+    readiness fail for this time: routers learn late that a server stops, and until then they send it requests."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
-        """`options` go to uvicorn, for example certificates. uvicorn's log lines go to the same log."""
+        """`options` go to uvicorn, for example certificates. uvicorn's log lines go to this server's log."""
         self._held = Connections(settings.max_connections)
         own = {"limits": settings, "pending": PendingWrites(), "held": self._held, "turns": Turns()}
         protocol = type("LimitedProtocol", (GuardedProtocol,), own)
@@ -79,8 +79,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down, and log how many requests still run. At a terminal, only this line shows that the interrupt was received. uvicorn
-        waits for every connection, but closes only those that it has when it begins, and none whose client reads nothing. So this closes
-        the others."""
+        waits for every connection, but closes only those that it has when it begins, and none whose client reads nothing. So this method
+        closes the other connections."""
         if num_running := len(self.server_state.tasks):
             drain_s = self.config.timeout_graceful_shutdown
             log.info("stopping: running requests (%d) have %s s to finish; a second interrupt ends them now", num_running, drain_s)
@@ -97,7 +97,8 @@ class Server(uvicorn.Server):
             handler.flush()  # the signal that stopped the server is raised again after this, and ends the process at once
 
     async def _accept_waiting(self) -> None:
-        """Accept the connections that wait: when their port is closed, the kernel resets them, and their clients get no answer."""
+        """Accept the connections that wait in the kernel: when the port is closed, the kernel resets them, and their clients get no
+        answer."""
         waiting = select.poll()
         for listener in (listener for server in self.servers for listener in server.sockets):
             waiting.register(listener.fileno(), select.POLLIN)
@@ -108,10 +109,10 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at a signal. A second interrupt ends running requests with an error to their clients; a third one exits at once. With
-        `lame_duck_s`, the first SIGTERM to a ready server begins that time instead."""
+        """Stop at a signal. A second interrupt ends running requests with an error to their clients; a third one exits at once. With the
+        setting `lame_duck_s`, the first SIGTERM to a ready server only begins this time, after which the server stops."""
         if sig == signal.SIGTERM and self._lame_duck_s and self._registry.ready and self._loop is not None:
-            self._registry.leaving = True  # a server that is not ready gets no requests, so it stops at once, as at a second signal
+            self._registry.leaving = True  # from now on `ready` is false, so that a second signal stops the server at once
             self._loop.call_soon_threadsafe(self._become_lame_duck)
             return
         self._registry.closing = True
@@ -128,7 +129,7 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(self._lame_duck_s, self.handle_exit, signal.SIGTERM, None)
 
     def _end_running(self) -> None:
-        """Cancel the running requests, which then send errors. Exit after HURRY_S even if some are left."""
+        """Cancel the running requests, which then send errors. Exit after HURRY_S even if some requests are left."""
         log.info("ending %d running requests", len(self.server_state.tasks))
         for task in self.server_state.tasks:
             task.cancel()

@@ -1,6 +1,7 @@
 """Let work on requests take turns: each iteration of the event loop does one piece of work from each queue.
 
-Many connections can each have work at the same moment. If all of it ran in one iteration, streams and probes would wait for the sum.
+Many connections can each have work at the same moment. If all this work were done in one iteration, streams and probes would wait for all
+of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Turns:
     def _take(self) -> None:
         """Do one piece of work of each queue."""
         with ExitStack() as chosen:  # if one piece fails, the other one is done all the same
-            for queue in (self._further, self._fresh):  # the stack calls the last one first
+            for queue in (self._further, self._fresh):  # the stack calls the callback that was added last first
                 if queue:
                     chosen.callback(queue.popleft())
             if self._fresh or self._further:

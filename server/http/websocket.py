@@ -1,4 +1,4 @@
-"""Parse the WebSocket frames (RFC 6455) of a client, and write those of the server. Nothing here touches a connection."""
+"""Parse the WebSocket frames (RFC 6455) of a client, and write those of the server. This module does no input or output."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def accept_of(key: str) -> str:
 
 
 def frame(opcode: Opcode, data: bytes = b"") -> bytes:
-    """Return a frame of the server, which is a whole message."""
+    """Return a frame with a whole message of the server."""
     size = len(data)
     if size <= MAX_CONTROL_BYTES:
         length = bytes([size])
@@ -111,7 +111,7 @@ class Reader:
         self.begun_s: float | None = None  # when the incomplete message began; None: there is none
         self._received = bytearray()
         self._parts = bytearray()  # data of an incomplete message that has several frames
-        self._kind: Opcode | None = None  # opcode of that message
+        self._kind: Opcode | None = None  # opcode of the incomplete message that has several frames; None: there is none
 
     @property
     def num_bytes(self) -> int:
@@ -132,8 +132,8 @@ class Reader:
             self.begun_s = self._now_s()
 
     def _joined(self, is_last: bool, opcode: Opcode, payload: bytes) -> Message | None:
-        """Add a data frame to its message. Return the message if the frame is its last, otherwise None. Raise WebSocketError if a
-        continuation has no message to continue, or if another message begins before the last one has ended."""
+        """Add a data frame to its message. Return the message if the frame is the last one of the message, otherwise None. Raise
+        WebSocketError if a continuation has no message to continue, or if another message begins before the last one has ended."""
         if (opcode is Opcode.CONTINUATION) == (self._kind is None):
             expected = "a first frame" if self._kind is None else "a continuation"
             raise WebSocketError(CloseCode.PROTOCOL_ERROR, f"the frame has opcode {opcode}; expected {expected}")
@@ -179,6 +179,6 @@ class Reader:
 
 
 def _unmasked(mask: bytes, data: bytearray) -> bytes:
-    """Return data without the mask that clients put on them."""
+    """Return the data of a frame without the mask that clients apply to data."""
     repeated = np.frombuffer(mask * (-(-len(data) // 4)), np.uint8)[: len(data)]
     return (np.frombuffer(data, np.uint8) ^ repeated).tobytes()

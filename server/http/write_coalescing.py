@@ -1,8 +1,8 @@
 """Send all writes of one iteration of the event loop together, right after the iteration.
 
 An engine step brings a token for every stream. If each token were sent as soon as it is formatted, each write would wake its client while
-other tokens still wait to be formatted. Written together, the tokens of a step are all sent sooner. All data that a connection writes in
-one iteration is sent by one call, unless it is more than MAX_HELD_BYTES.
+other tokens still wait to be formatted. All tokens of a step are sent sooner if they are written together. All data that a connection
+writes in one iteration is sent by one call, unless it is more than MAX_HELD_BYTES.
 """
 
 from __future__ import annotations

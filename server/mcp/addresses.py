@@ -1,4 +1,5 @@
-"""Resolve the names of MCP servers. A server on the internet must not lead a request to this machine or to its private network."""
+"""Resolve the host names of MCP servers. The name of a server on the internet must not lead a request to this machine or its private
+network."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ _lock = threading.Lock()  # held to change `_running`
 
 
 def resolve(host: str, port: int, name: str, attempt: Attempt, *, may_be_private: bool) -> list[str]:
-    """Return the addresses of a host. Raise McpLost if it has none, or if one of them is private and may not be, and McpStopped if the
-    attempt ends first. A thread of its own asks the name servers: nothing can interrupt that, and it may take a minute. Attempts for the
-    same host and port share a look-up that runs, so that there are no more such threads than servers."""
-    ends: queue.SimpleQueue[object] = queue.SimpleQueue()  # gets an item when the look-up has ended, or the attempt is cancelled
+    """Return the addresses of a host. Raise McpLost if the host has no address, or has a private one without `may_be_private`. Raise
+    McpStopped if the attempt ends first. A look-up runs on a thread of its own, because nothing can interrupt it, and it may take a minute.
+    Attempts for the same host and port share a running look-up, so that there are no more such threads than servers."""
+    ends: queue.SimpleQueue[object] = queue.SimpleQueue()  # gets an item when the look-up ends or the attempt is cancelled
     asked = _asked(host, port)
     asked.add_done_callback(ends.put)
     with attempt.stopping(lambda: ends.put(None)), suppress(queue.Empty):
@@ -39,7 +40,7 @@ def resolve(host: str, port: int, name: str, attempt: Attempt, *, may_be_private
 
 
 def _asked(host: str, port: int) -> Future[list[str]]:
-    """Return the look-up of a host's addresses that runs. If there is none, begin one."""
+    """Return the running look-up of a host's addresses. If none runs, begin one."""
     with _lock:
         if (running := _running.get((host, port))) is not None:
             return running
@@ -50,11 +51,11 @@ def _asked(host: str, port: int) -> Future[list[str]]:
 
 
 def _look_up(host: str, port: int, asked: Future[list[str]]) -> None:
-    """Look up the addresses of a host, and end `asked` with them, or with the reason why there are none."""
+    """Look up the addresses of a host. Complete `asked` with the addresses, or with the error if there are none."""
     found, fault = list[str](), None
     try:
         found = list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
-    except Exception as error:  # the attempts must not wait for a thread that has ended
+    except Exception as error:  # any error completes `asked`, because attempts must not wait for a thread that has ended
         fault = error
     with _lock:
         del _running[host, port]

@@ -1,4 +1,4 @@
-"""One attempt to get an answer: it ends at its deadline, and any thread may cancel it."""
+"""One attempt to get an answer of an MCP server: it ends at its deadline, and any thread may cancel it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Attempt:
         return self._is_cancelled or not self.remaining_s
 
     def within(self, most_s: float) -> Attempt:
-        """Return an attempt for a part of the work, which ends with this one or earlier. Cancelling this one does not cancel the part."""
+        """Return an attempt for a part of the work. The returned attempt ends after `most_s`, or earlier at the deadline of this attempt.
+        Cancelling this attempt does not cancel the returned one."""
         return Attempt(min(most_s, self.remaining_s))
 
     def cancel(self) -> None:

@@ -25,7 +25,7 @@ from server.mcp.wire import MAX_MESSAGE_BYTES, MODERN, Message, Request, Traffic
 PIECE_BYTES = 1 << 16
 CLOSE_S = 5.0  # time to tell the server that a session or a request has ended, or to answer a request of the server
 CONNECT_S = 10.0  # time to connect to one address of the server
-MAX_CONTINUATIONS = 100  # requests that continue one interrupted stream
+MAX_CONTINUATIONS = 100  # most requests that continue one interrupted stream
 SESSION = "mcp-session-id"
 SENTINEL = re.compile(r"=\?base64\?.*\?=", re.DOTALL)  # the form of a header's value in Base64
 PLAIN = re.compile(r"[!-~]([\t -~]*[!-~])?")  # values that a header can carry as they are
@@ -69,7 +69,7 @@ class HttpTransport:
         return self.version == MODERN
 
     def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
-        """Send a request and return its result. Raise McpError if there is none. If the server is of an earlier version, continue an
+        """Send a request and return its result. Raise McpError if there is no result. If the server is of an earlier version, continue an
         interrupted stream with further requests; if no answer comes, tell the server that the request is cancelled."""
         headers = {**request.headers, **(self._names(request) if self.is_modern else {})}
         try:
@@ -83,7 +83,7 @@ class HttpTransport:
                     found, reader = self._answer(response, request, attempt, reader)
             if found is None:
                 lost = McpLost(f"MCP server {self._name!r} ended its answer before the result")
-                # a connection that this attempt has ended may look like a complete answer
+                # an attempt that ends shuts the connection, which may look like the end of the answer
                 raise attempt.fault(self._name) if attempt.has_ended else lost
         except BaseException as error:
             if not (self.is_modern or isinstance(error, McpRefused | McpStatus)):
@@ -92,7 +92,8 @@ class HttpTransport:
         return result_of(found, self._name)
 
     def notify(self, message: bytes, attempt: Attempt) -> None:
-        """Send a message that has no answer. Raise McpError if the server does not accept it, or if the attempt ends before."""
+        """Send a message that has no answer. Raise McpError if the server does not accept the message, or if the attempt ends before the
+        server answers."""
         with self._sent("POST", message, {}, attempt) as response:
             if response.status >= 300:
                 raise self._bad_status(response)
@@ -133,8 +134,8 @@ class HttpTransport:
             connection.close()
 
     def _connection(self, attempt: Attempt) -> http.client.HTTPConnection:
-        """Return a new connection to the first address of the host that accepts one. Raise McpError if none does, or if the attempt has
-        ended."""
+        """Return a new connection to the first address of the host that accepts one. Raise McpError if no address does, or if the attempt
+        has ended."""
         addresses = resolve(self._host, self._port, self._name, attempt, may_be_private=self._place.may_be_private)
         fault: OSError | None = None
         for address in addresses:
@@ -153,8 +154,8 @@ class HttpTransport:
         raise McpLost(f"MCP server {self._name!r} cannot be reached at {self._host} port {self._port}: {fault}")
 
     def _opened(self, address: str, attempt: Attempt) -> socket.socket:
-        """Return a connection to an address, after the handshake of TLS if the URL asks for TLS. Raise OSError if that fails, takes longer
-        than CONNECT_S for either part, or if the attempt ends."""
+        """Return a connection to an address, after the handshake of TLS if the URL asks for TLS. Raise OSError if connecting or the
+        handshake fails or takes longer than CONNECT_S, or if the attempt ends."""
         sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         try:
             sock.settimeout(min(CONNECT_S, attempt.remaining_s))
@@ -173,7 +174,7 @@ class HttpTransport:
         return sock
 
     def _headers(self) -> dict[str, str]:
-        """Return the headers of every request by their names in small letters: the configured ones, except OWN_HEADERS, and those that this
+        """Return the headers of every request by their names in lower case: the configured ones, except OWN_HEADERS, and those that this
         client sets itself."""
         configured = {name.lower(): value for name, value in self._place.headers.items() if name.lower() not in OWN_HEADERS}
         told = {SESSION: self._session} if self._session is not None else {}
@@ -195,8 +196,8 @@ class HttpTransport:
         self, response: http.client.HTTPResponse, request: Request, attempt: Attempt, reader: EventReader
     ) -> tuple[Message | None, EventReader]:
         """Read a response up to the answer to `request`, and return the answer and the reader of events. The answer is None if a stream of
-        events ends before it. Raise McpError if the response is neither such a stream nor JSON with the answer. If the HTTP status is no
-        success, any error of JSON-RPC counts as the answer, whatever its id."""
+        events ends before the answer. Raise McpError if the response is neither such a stream nor JSON with the answer. If the HTTP status
+        is no success, any error of JSON-RPC counts as the answer, whatever its id."""
         kind = response.headers.get_content_type()
         if kind == "text/event-stream" and response.status == 200:
             return self._streamed(response, request, attempt, reader), reader
@@ -211,8 +212,9 @@ class HttpTransport:
         raise McpLost(f"MCP server {self._name!r} answered with {kind:.60}; expected JSON with the answer, or a stream of events")
 
     def _streamed(self, response: http.client.HTTPResponse, request: Request, attempt: Attempt, reader: EventReader) -> Message | None:
-        """Read a stream of events up to the answer to `request`. Return None if it ends before that. Answer the server's own requests, and
-        pass its notifications to `hear`. Raise McpError if the stream is not valid or too large, or if the attempt has ended."""
+        """Read a stream of events up to the answer to `request`. Return None if the stream ends before the answer. Answer the server's own
+        requests, and pass its notifications to `hear`. Raise McpError if the stream is not valid or too large, or if the attempt has
+        ended."""
         traffic = Traffic(self._name)
         while piece := response.read1(PIECE_BYTES):
             traffic.count(len(piece), 0)
@@ -230,7 +232,7 @@ class HttpTransport:
         return None
 
     def _whole(self, response: http.client.HTTPResponse) -> bytes:
-        """Read the whole body. Raise McpLost if it is too large."""
+        """Read the whole body. Raise McpLost if the body is too large."""
         body = bytearray()
         while piece := response.read1(PIECE_BYTES):
             body += piece
@@ -267,7 +269,8 @@ def header_value(text: str) -> str:
 
 
 def header_fault(headers: Mapping[str, str]) -> str:
-    """Return what is wrong with the first header that cannot be sent, or "" if all can. Values may be secret, so none is shown."""
+    """Return what is wrong with the first header that cannot be sent, or "" if all can be sent. Values may be secret, so no value is
+    shown."""
     for name, value in headers.items():
         if not (name.isascii() and name.isprintable() and " " not in name and ":" not in name and name):
             return f"has {name!r:.60}, which is no name of a header"
@@ -277,7 +280,7 @@ def header_fault(headers: Mapping[str, str]) -> str:
 
 
 def _shut(sock: socket.socket) -> None:
-    """End a connection on which another thread waits. The method of an SSLSocket would remove its encryption first: the other thread could
-    then fail at the handshake with an AttributeError, or send a request as plain text."""
+    """End a connection on which another thread waits. The `shutdown` of an SSLSocket would first remove the encryption: the other thread
+    could then fail at the handshake with an AttributeError, or send a request as plain text."""
     with suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)

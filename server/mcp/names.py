@@ -10,12 +10,13 @@ OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def plain_name(tool: str) -> str:
-    """Return a tool's name with only the characters that every API allows, at most MAX_NAME of them. Others become underscores."""
+    """Return a tool's name with only the characters that every API allows, at most MAX_NAME of them. Other characters become
+    underscores."""
     return OTHER.sub("_", tool)[:MAX_NAME]
 
 
 def free_name(tool: str, server: str, taken: Collection[str]) -> str:
-    """Return the tool's plain name. If another function has it, return a name that begins with the server's name, and ends with a number if
+    """Return the tool's plain name. If it is in `taken`, return a name that begins with the server's name, and ends with a number if
     necessary."""
     if (plain := plain_name(tool)) not in taken:
         return plain

@@ -17,17 +17,17 @@ from server.mcp.errors import McpStopped
 from server.mcp.http import HttpTransport, Place
 from server.mcp.session import Session
 
-MAX_AT_ONCE, MAX_PER_SERVER = 32, 8  # calls that run at a time: of all servers, and of one
-MAX_WAITING = 256  # calls that run or wait for their turn
-GRACE_S = 1.0  # a thread that does not end with its attempt is left behind after this time
+MAX_AT_ONCE, MAX_PER_SERVER = 32, 8  # most calls that run at a time: of all servers together, and of one server
+MAX_WAITING = 256  # most calls that run or wait for their turn
+GRACE_S = 1.0  # seconds that the caller still waits for a thread after the deadline of its attempt
 PRIVATE = "private+"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A server that requests may use. Its address may be private if the URL has an address or `localhost` as its host, or `private+` before
-    it."""
+    """A server that requests may use. Its address may be private if the host in the URL is an address or `localhost`, or if the setting has
+    `private+` before the URL."""
 
     name: str
     url: str
@@ -49,7 +49,7 @@ class McpServers:
         """`entries`: the servers, each as NAME=URL or NAME=private+URL. `timeout_s`: most seconds that a call may take."""
         self._entries = [Entry.of(text) for text in entries]
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "mcp")  # starts a thread only when it is needed
+        self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "mcp")  # starts a thread only when one is needed
         self._num_waiting = 0
 
     @property
@@ -58,7 +58,7 @@ class McpServers:
         return [entry.name for entry in self._entries]
 
     def find(self, name: str, url: str | None) -> Entry | None:
-        """Return the entry with a URL, or with a name if no URL is given; None if there is none. Slashes at the ends of URLs are
+        """Return the entry with a URL, or with a name if no URL is given; None if there is no such entry. Slashes at the ends of URLs are
         ignored."""
         if url is None:
             return next((entry for entry in self._entries if entry.name == name), None)

@@ -1,7 +1,8 @@
 """A conversation with one MCP server: agree on the version, list the tools, call them.
 
-Servers of version 2026-07-28 and later read the version from each request. Earlier ones begin with a handshake. The first request shows
-which of the two a server is. A connection that fails is opened again by the next call, so a server that dies costs one call.
+Servers of version 2026-07-28 and later read the version from each request. Servers of earlier versions begin with a handshake. The answer
+to the first request shows to which of these two kinds a server belongs. After a connection has failed, the next call opens a new one, so
+only one call fails if a server dies.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Session:
             return result_of_call(self._ask("tools/call", params, attempt, tool.headers_of(arguments)))
 
     def close(self) -> None:
-        """End the connection. The next call opens another."""
+        """End the connection. The next call opens another connection."""
         with self._lock:
             self._drop()
 
@@ -75,8 +76,8 @@ class Session:
         if self._tools is not None and time.monotonic() < self._fresh_until_s:
             return self._tools
         self._opened(attempt)
-        self._tools = None  # a list that fails leaves no old one behind
-        self._fresh_until_s = float("inf")  # a notification that comes meanwhile lowers it
+        self._tools = None  # if listing fails, no old list remains
+        self._fresh_until_s = float("inf")  # a notification that comes meanwhile lowers this time
         found: dict[str, McpTool] = {}
         cursor: str | None = None
         fresh_s = float("inf")
@@ -90,7 +91,7 @@ class Session:
         else:
             raise McpLost(f"MCP server {self.name!r} has more than {MAX_PAGES} pages of tools")
         self._tools = found
-        if self._transport is None or not self._transport.keeps_open:  # such a server cannot tell that its tools have changed
+        if self._transport is None or not self._transport.keeps_open:  # such servers cannot tell that their tools have changed
             self._fresh_until_s = time.monotonic() + fresh_s if fresh_s < float("inf") else 0.0
         return found
 
@@ -121,8 +122,8 @@ class Session:
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str] | None = None) -> Message:
-        """Send a request with these further headers, and return its result. If a server of an earlier version has forgotten the session,
-        begin another and send the request again. Raise McpError if there is no result."""
+        """Send a request and return its result. `headers` are HTTP headers of this request only. If a server of an earlier version has
+        forgotten the session, begin another session and send the request again. Raise McpError if there is no result."""
         transport = self._opened(attempt)
         try:
             return self._send(transport, method, params, attempt, headers)
@@ -135,8 +136,8 @@ class Session:
     def _send(
         self, transport: Transport, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str] | None = None
     ) -> Message:
-        """Send a request over a transport, and return its result. Raise McpError if there is none. On McpLost, close the connection, so
-        that the next request opens another."""
+        """Send a request over a transport, and return its result. Raise McpError if there is no result. On McpLost, close the connection,
+        so that the next request opens another one."""
         request = self._request(method, params, attempt, headers or {})
         self._progress = attempt.progress
         try:
@@ -148,8 +149,8 @@ class Session:
             self._progress = None
 
     def _request(self, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str]) -> Request:
-        """Return a request with a new id, and with the metadata that the server's version needs. It asks for notifications of progress if
-        the attempt has a `progress`."""
+        """Return a request with a new id, and with the metadata that the server's version needs. The request asks for notifications of
+        progress if the attempt has a `progress`."""
         number = next(self._ids)
         meta: dict[str, Any] = {} if attempt.progress is None else {"progressToken": number}
         if not self._is_legacy:
@@ -159,11 +160,12 @@ class Session:
     # --- the beginning ---------------------------------------------------------------------------------------------------
 
     def _opened(self, attempt: Attempt) -> Transport:
-        """Return the open transport. If there is none, connect, and agree on the version. Raise McpError if that fails."""
+        """Return the open transport. If there is none, connect, and agree on the version. Raise McpError if connecting or agreeing
+        fails."""
         if self._transport is None:
             try:
                 self._open(attempt)
-            except BaseException:  # an interrupt, too, leaves a server that waits for the rest of the beginning
+            except BaseException:  # an interrupt, too, leaves a server that waits for the rest of the handshake
                 self._is_legacy, self._is_silent = None, False
                 self._drop()
                 raise
@@ -171,7 +173,7 @@ class Session:
         return self._transport
 
     def _open(self, attempt: Attempt) -> None:
-        """Connect, and agree on the version. Raise McpError if that fails."""
+        """Connect, and agree on the version. Raise McpError if connecting or agreeing fails."""
         if self._is_legacy is None:
             self._is_legacy = self._find_era(attempt)
         if self._is_legacy:
@@ -188,9 +190,9 @@ class Session:
 
     def _find_era(self, attempt: Attempt) -> bool:
         """Connect, send a request that only servers of the newest version know, and return whether the server is of an earlier version. A
-        server of an earlier version refuses the request or answers with a bad HTTP status. A process counts as one, too, if it ends or does
-        not answer within PROBE_S. Raise McpError if no version is common, if the server needs authorization or redirects, or if it cannot
-        be reached or does not answer."""
+        server of an earlier version refuses the request or answers with a bad HTTP status. A process also counts as a server of an earlier
+        version if it ends or does not answer within PROBE_S. Raise McpError if client and server have no version in common, if the server
+        needs authorization or redirects, or if it cannot be reached or does not answer."""
         transport = self._transport = self._connect(self._hear)
         try:
             self._discover(transport, attempt.within(PROBE_S) if transport.keeps_open else attempt)
@@ -208,7 +210,7 @@ class Session:
                 return True
             raise
         except McpLost:
-            if transport.keeps_open and not self._is_connected:  # the first request may have ended it
+            if transport.keeps_open and not self._is_connected:  # the first request may have ended the process
                 return True
             raise
         return False
@@ -223,14 +225,14 @@ class Session:
         self._announces_changes = transport.keeps_open and _announces_changes(found)
 
     def _listen(self, transport: Transport) -> None:
-        """Ask for notifications of changed tools. They arrive until the connection ends; the request itself has no answer. Raise McpError
-        if the request cannot be sent."""
+        """Ask for notifications of changed tools. The notifications arrive until the connection ends; the request itself has no answer.
+        Raise McpError if the request cannot be sent."""
         request = self._request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, Attempt(PROBE_S), {})
         transport.notify(request.encode(), Attempt(PROBE_S))
 
     def _shake_hands(self, attempt: Attempt) -> None:
         """Agree on a version with a server of an earlier version. If the server did not answer the first request and refuses the handshake,
-        it is taken for one of the newest version that started slowly. Raise McpError if no version is agreed on."""
+        assume that it is a server of the newest version that started slowly. Raise McpError if no version is agreed on."""
         transport = self._transport = self._transport or self._connect(self._hear)
         transport.version = LEGACY[0]
         params = {"protocolVersion": LEGACY[0], "capabilities": {}, "clientInfo": client_info()}
@@ -243,7 +245,7 @@ class Session:
         except McpRefused:
             if not self._is_silent:
                 raise
-            self._is_silent = self._is_legacy = False  # a later version that started slowly has no handshake
+            self._is_silent = self._is_legacy = False  # a server of the newest version, which started slowly, has no handshake
             transport.version = MODERN
             self._discover(transport, attempt)
 

@@ -25,8 +25,8 @@ TOLD_LINES = 3  # last lines of the process's error stream that an error shows
 
 
 class StdioTransport:
-    """A process that speaks MCP over its standard streams, and two threads that read its messages and its error stream. The process gets
-    few variables of this process's environment, because others may be secrets."""
+    """A process that speaks MCP over its standard streams, and two threads that read its messages and its error stream. Of this process's
+    environment, the process gets only the variables INHERITED, because others may be secrets."""
 
     keeps_open = True
 
@@ -46,7 +46,7 @@ class StdioTransport:
             raise McpLost(f"MCP server {name!r} does not start: {command[0]}: {error.strerror}") from error
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._waiting: dict[int, queue.SimpleQueue[Message | McpError | None]] = {}  # by request id; None: cancelled
+        self._waiting: dict[int, queue.SimpleQueue[Message | McpError | None]] = {}  # request id -> its answer; None: cancelled
         self._lock = threading.Lock()  # guards `_waiting`, `_fault` and `_traffic`
         self._writing = threading.Lock()  # held while a message is written
         self._fault: McpError | None = None  # why no more messages come
@@ -57,8 +57,8 @@ class StdioTransport:
             thread.start()
 
     def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
-        """Send a request and return its result. Raise McpError if there is none; if none has come in time, also tell the server that nobody
-        waits for it."""
+        """Send a request and return its result. Raise McpError if there is no result. If no answer has come in time, also tell the server
+        that nobody waits for one any more."""
         answers: queue.SimpleQueue[Message | McpError | None] = queue.SimpleQueue()
         with self._lock:
             if self._fault is not None:
@@ -82,7 +82,7 @@ class StdioTransport:
         return result_of(answer, self._name)
 
     def notify(self, message: bytes, attempt: Attempt) -> None:
-        """Send a message that has no answer. Raise McpError if the server does not read it, or has ended."""
+        """Send a message that has no answer. Raise McpError if the server does not read its input, or has ended."""
         self._write(message, attempt)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class StdioTransport:
         for end in (None, signal.SIGTERM, signal.SIGKILL):
             if end is not None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, end)  # end the processes that it has started, too
+                    os.killpg(process.pid, end)  # the process and those that it has started
             with suppress(subprocess.TimeoutExpired):
                 process.wait(CLOSE_S)
                 break
@@ -103,7 +103,7 @@ class StdioTransport:
             os.killpg(process.pid, signal.SIGKILL)
         for thread, stream in zip(self._threads, (process.stdout, process.stderr), strict=True):
             thread.join(CLOSE_S)
-            if not thread.is_alive():  # a process that has left the group may still hold the stream, and closing it would wait for ever
+            if not thread.is_alive():  # if a process outside the group still has the stream open, `close` would never return
                 stream.close()
 
     def _cancel(self, request: Request) -> None:
@@ -140,7 +140,7 @@ class StdioTransport:
                     self._traffic.count(len(line), max(1, len(messages)))
                 for message in messages:
                     self._take(message)
-            self._threads[1].join(0.2)  # the error stream usually says why
+            self._threads[1].join(0.2)  # wait for the error stream, which usually says why the process has ended
             fault: McpError = McpLost(f"MCP server {self._name!r} has ended{self._last_words()}")
         except McpError as error:
             fault = error
@@ -176,6 +176,7 @@ class StdioTransport:
                 self._said.append(line)
 
     def _last_words(self) -> str:
-        """Return the end of what the process has written to its error stream, as the end of a message; "" if it has written nothing."""
+        """Return the end of what the process has written to its error stream, in the form of the end of an error message; "" if the process
+        has written nothing."""
         said = b"".join(self._said).decode(errors="replace").strip()
         return f"; it said: {said[-600:]}" if said else ""

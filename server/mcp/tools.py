@@ -16,7 +16,7 @@ MAX_DESCRIPTION = 16_384  # characters; longer descriptions are cut
 MAX_SCHEMA_BYTES = 64 << 10
 # An argument whose schema has this field is repeated in an HTTP header. The value of the field is the end of the header's name.
 HEADER = "x-mcp-header"
-TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")  # what the field may contain
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")  # what the field HEADER may contain
 
 
 class InvalidTool(Exception):  # an entry in a server's list of tools is not valid
@@ -31,7 +31,7 @@ class McpTool:
     description: str
     schema: Mapping[str, Any]  # JSON schema of the arguments
     annotations: Mapping[str, Any] | None = None  # what the server says about the effects of calls
-    headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by header: the path of the argument that the header repeats
+    headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # header -> path of the argument that the header repeats
 
     @property
     def is_read_only(self) -> bool:
@@ -39,7 +39,8 @@ class McpTool:
         return self.annotations is not None and self.annotations.get("readOnlyHint") is True
 
     def headers_of(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Return the headers that repeat arguments of a call. An argument that is absent, or is no text, integer or boolean, gets none."""
+        """Return the headers that repeat arguments of a call. An argument that is absent, or is no text, integer or boolean, gets no
+        header."""
         found = {header: _at(path, arguments) for header, path in self.headers.items()}
         return {header: header_value(_as_text(value)) for header, value in found.items() if isinstance(value, str | int | bool)}
 
@@ -71,8 +72,9 @@ def tool_of(described: object) -> McpTool:
 
 
 def result_of_call(result: Message) -> ToolResult:
-    """Return the result of `tools/call` as text for the model. Content without text is replaced by a text that names it. Structured content
-    comes first if there is no block of text. A tool that asks for further input gives an error, because this client does not answer."""
+    """Return the result of `tools/call` as text for the model. Content without text is replaced by a text that says what it is. Structured
+    content comes first if there is no block of text. A tool that asks for further input gives an error, because this client does not
+    answer."""
     if result.get("resultType", "complete") != "complete":
         asked = result.get("inputRequests")
         wanted = ", ".join(sorted(_methods(asked))) or "more input"
@@ -163,5 +165,5 @@ def _at(path: tuple[str, ...], arguments: Mapping[str, Any]) -> object:
 
 
 def _as_text(value: str | int | bool) -> str:
-    """Return an argument as a header has it."""
+    """Return an argument in the form that it has in a header."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)

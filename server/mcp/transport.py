@@ -14,7 +14,7 @@ Hear = Callable[[Message], None]  # called with every notification of the server
 class Transport(Protocol):
     """A connection to an MCP server, or the way to make one for each message."""
 
-    version: str  # the protocol's version of all requests from now on
+    version: str  # the version of MCP that all further requests use
     hear: Hear
 
     @property
@@ -23,11 +23,12 @@ class Transport(Protocol):
         ...
 
     def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
-        """Send a request and return its result. Raise McpError if there is none. A request without an answer is cancelled."""
+        """Send a request and return its result. Raise McpError if there is no result. If no answer comes, tell the server that the request
+        is cancelled."""
         ...
 
     def notify(self, message: bytes, attempt: Attempt) -> None:
-        """Send a message that has no answer. Raise McpError if it cannot be sent."""
+        """Send a message that has no answer. Raise McpError if the message cannot be sent."""
         ...
 
     def close(self) -> None:

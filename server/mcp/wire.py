@@ -10,8 +10,8 @@ import msgspec
 
 from server.mcp.errors import McpLost, McpRefused
 
-MODERN = "2026-07-28"  # each request names its version
-LEGACY = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # a handshake agrees on the version
+MODERN = "2026-07-28"  # the newest version of MCP, which each request names
+LEGACY = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # earlier versions of MCP, on one of which a handshake agrees
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_DEPTH = 64
 # limits on all messages that arrive until a request is answered
@@ -49,8 +49,8 @@ def reply_to(request: Message) -> bytes:
 
 
 def read_messages(data: bytes, name: str) -> list[Message]:
-    """Return the messages of a JSON text: one, or several in a batch. Raise McpLost if they are not messages of JSON-RPC, or are nested too
-    deep."""
+    """Return the messages of a JSON text: one, or several in a batch. Raise McpLost if the text is not JSON, has other values than messages
+    of JSON-RPC, or is nested too deeply."""
     try:
         value: object = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -75,7 +75,7 @@ def is_deeper(value: object, most: int) -> bool:
 
 
 def result_of(message: Message, name: str) -> Mapping[str, Any]:
-    """Return the result of an answer. Raise McpRefused if it is an error, or McpLost if it has no result."""
+    """Return the result of an answer. Raise McpRefused if the answer is an error, or McpLost if the answer has no result."""
     error = message.get("error")
     if isinstance(error, dict):
         told, code = cast("Message", error), cast("Message", error).get("code")
@@ -95,7 +95,7 @@ class Traffic:
         self._num_bytes = self._num_messages = 0
 
     def count(self, num_bytes: int, num_messages: int = 1) -> None:
-        """Count what has arrived. Raise McpLost if that is too much."""
+        """Count what has arrived. Raise McpLost if too much has arrived."""
         self._num_bytes += num_bytes
         self._num_messages += num_messages
         if self._num_bytes > MAX_TRAFFIC_BYTES or self._num_messages > MAX_MESSAGES:

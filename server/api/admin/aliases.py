@@ -34,7 +34,7 @@ DONE: LlamaDone = {"success": True}
 
 
 class TritonBody(Options):
-    """The body of Triton's load and unload. `source` is our addition: where the model is."""
+    """The body of Triton's load and unload. `source`, which Triton does not have, says where the model is."""
 
     source: Annotated[str, Field(max_length=1024)] | None = None
     parameters: Annotated[dict[str, Any], Field(max_length=64)] | None = None
@@ -68,8 +68,9 @@ def router(context: Context) -> APIRouter:
         return registry.find(name)
 
     async def begun(name: str, source: str | None) -> Operation:
-        """Begin to load a model, or wake it if it sleeps, and return the operation of its load. The name of a model is enough even if the
-        command line named a path for it. Raise ApiError if there is no such model, if it does not wake up, or if it is being unloaded."""
+        """Begin to load a model, or wake it if it sleeps, and return the operation of its load. For a model that the server has, `name` is
+        enough, even if `name` is not the model's source. Raise ApiError if no model has this name or source, or if the model does not wake
+        up or is being unloaded."""
         model = next((one for one in registry.models() if one.spec.name == name), None)
         if model is not None and model.is_sleeping and not source:
             await wake_up(model)
@@ -88,8 +89,8 @@ def router(context: Context) -> APIRouter:
         return operation
 
     async def unload(name: str, body: TritonBody | None) -> None:
-        """Unload a model, and wait until that is done. Raise ApiError if the body has a parameter other than `unload_dependents`, or if the
-        registry refuses."""
+        """Unload a model, and return once it is unloaded. Raise ApiError if the body has a parameter other than `unload_dependents`, or if
+        the registry refuses to unload the model."""
         for parameter in (body.parameters if body else None) or {}:
             if parameter != "unload_dependents":  # accepted without effect: no model has dependents
                 raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; expected unload_dependents")
@@ -97,7 +98,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/models/{model:path}/load", responses=gives(ModelEntry))
     async def triton_load(model: Name, body: TritonBody | None = None) -> Response:
-        """Load a model and wait for it, as Triton's OpenAI front end does."""
+        """Load a model and answer when it is ready, as Triton's OpenAI front end does."""
         headers = ignored(body)
         return json_answer(describe(await load(model, body), registry), headers=headers)
 
@@ -111,14 +112,14 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v2/repository/models/{model:path}/load", response_class=Response, include_in_schema=False)
     async def repository_load(model: Name, body: TritonBody | None = None) -> Response:
-        """Load a model and wait for it, through Triton's repository API. The answer is empty."""
+        """Load a model, through Triton's repository API, and answer when it is ready. The answer has no body."""
         headers = ignored(body)
         await load(model, body)
         return Response(headers=headers)
 
     @routes.post("/v2/repository/models/{model:path}/unload", response_class=Response, include_in_schema=False)
     async def repository_unload(model: str, body: TritonBody | None = None) -> Response:
-        """Unload a model, through Triton's repository API. The answer is empty."""
+        """Unload a model, through Triton's repository API. The answer has no body."""
         headers = ignored(body)
         await unload(model, body)
         return Response(headers=headers)
@@ -141,7 +142,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/models/load", responses=gives(LlamaDone))
     async def llama_load(body: LlamaBody) -> Response:
-        """Begin to load a model, as llama.cpp's router does. A model that sleeps is awake when the answer comes."""
+        """Begin to load a model, as llama.cpp's router does. A sleeping model is awake before the answer is sent."""
         headers = ignored(body)
         await begun(body.model, None)
         return json_answer(DONE, headers=headers)
@@ -164,8 +165,8 @@ def router(context: Context) -> APIRouter:
         return json_answer(listed)
 
     async def idle(known: Collection[str]) -> list[str]:
-        """Return the models below the model root that may be loaded, except those from which a model of the server was loaded, and those
-        whose name is in `known`, which are listed already."""
+        """Return the names of the models below the model root that may be loaded, except those that are loaded already, and the names in
+        `known`, which the caller lists itself."""
         offers = await asyncio.to_thread(offered, settings)
         used = {model.spec.source for model in registry.models()}
         return [offer.source for offer in offers if offer.source not in known and offer.path not in used]

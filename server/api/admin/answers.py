@@ -29,10 +29,10 @@ class RestartReport(Restarting):
 
 
 class StageEntry(TypedDict):
-    """A process that computes some layers of a model, and the bytes that each part takes there."""
+    """A process that computes some layers of a model, and the bytes that weights, arena and KV cache take in this process."""
 
     place: str  # "local", or the address of the host
-    layers: Sequence[int]  # indices of its first and its last layer; empty: it has no layers
+    layers: Sequence[int]  # indices of the first and the last layer of the process; empty: it has no layers
     bytes: Mapping[str, int]
 
 
@@ -45,14 +45,14 @@ class ModelReport(ModelEntry):
     numerics: str
     target: str
     device: str
-    pin: bool  # the model is unloaded only if that is forced
+    pin: bool  # the model is unloaded only with `force`
     bytes: Mapping[str, int]  # planned bytes by part, such as "weights"; on a CPU, the KV cache takes memory as it fills
     memory: MemoryUse
     operation: str  # id of the operation that loads the model, or has loaded it
     pages: NotRequired[Pages]
     cache_hit: NotRequired[bool]  # the load found the compiled program in the cache
     context_note: NotRequired[str]  # reason why the context is shorter than the model allows
-    device_note: NotRequired[str]  # reason why the code is compiled for another target than the load names
+    device_note: NotRequired[str]  # reason why the code is compiled for a target other than the one that the load names
     numeric_class: NotRequired[str]  # models of one class compute the same bits, if program and weights are the same
     system_fingerprint: NotRequired[str]  # the `system_fingerprint` of the model's answers
     graphs: NotRequired[int]  # number of CUDA graphs that were captured at load
@@ -62,7 +62,7 @@ class ModelReport(ModelEntry):
     load_s: NotRequired[float]
     restarts: NotRequired[int]  # workers that were started in place of one that died
     restarting: NotRequired[RestartReport]
-    resubmitted: NotRequired[int]  # requests that ran in a worker when it died
+    resubmitted: NotRequired[int]  # requests that ran in a worker when the worker died
     tool_parser: NotRequired[str]  # name of the format in which calls and thoughts are parsed
     reasoning: NotRequired[bool]  # whether the model writes thoughts
     running: NotRequired[int]  # sequences that the worker runs
@@ -78,7 +78,7 @@ class ModelReports(TypedDict):
 
 
 class OfferedModel(TypedDict):
-    """A model below the model root that may be loaded. `loaded_as`: names under which it is loaded already."""
+    """A model below the model root that may be loaded. `loaded_as`: names under which the model is loaded already."""
 
     source: str
     bytes: int
@@ -140,8 +140,8 @@ class OperationReports(TypedDict):
 
 class Memory(TypedDict):
     """The budget of host memory. `used_bytes` is what the models take, or will take once they are loaded, and `free_bytes` is what is left
-    of the limit; both count planned bytes. `resident_bytes` is what the server's processes hold. `models` has the bytes of each part of
-    each model, and `evictable` the models that may be unloaded."""
+    of the limit; both fields count planned bytes. `resident_bytes` is the memory that the server's processes occupy. `models` has the
+    planned bytes of each part of each model, and `evictable` has the models that may be unloaded."""
 
     limit_bytes: int | None  # None: there is no limit, so that `free_bytes` is None, too
     used_bytes: int

@@ -34,7 +34,7 @@ class ListedModel(TypedDict):
 
 
 class StoredModel(TypedDict):
-    """A model that was downloaded to this machine. `used_at`: time of its last use."""
+    """A model that was downloaded to this machine. `used_at`: Unix time of the model's last use."""
 
     source: str
     bytes: int

@@ -71,12 +71,13 @@ WeightForm = Literal[
     "int4-64",
     "int4-128",
 ]
-# bits per weight on average, such as 4.6; the worker knows the range
+# bits per weight on average, such as 4.6; the worker checks the range
 Bits = Annotated[str, Field(pattern=r"^[0-9](\.[0-9]{1,8})?$", max_length=10)]
 
 
 class LoadBody(Options):
-    """The body that loads a model: the settings of a `ModelSpec`, most of which `LoadSettings` describes, and how to load and to answer."""
+    """The body that loads a model. Most fields are settings of a `ModelSpec`, which `LoadSettings` describes; the last ones say how to
+    load, and when to answer."""
 
     name: Name | None = None
     source: Annotated[str, Field(min_length=1, max_length=1024)]
@@ -113,13 +114,13 @@ class ProbeBody(Options):
 
 
 class AliasBody(Options):
-    """The model at which an alias is to point, and its probe."""
+    """The model at which an alias is to point, and the request that probes the model."""
 
     model: Name
     probe: ProbeBody = Field(default_factory=ProbeBody)
 
 
-ALIASES = {"type": "object", "additionalProperties": {"type": "string"}}  # the model of each alias
+ALIASES = {"type": "object", "additionalProperties": {"type": "string"}}  # JSON schema of an object: alias -> name of a model
 EVENTS: Responses = {200: {"content": events(OperationReport), "description": "A report of the operation at once and after each change."}}
 
 
@@ -129,8 +130,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/models", responses={**gives(OperationReport, FinishedLoad, Plan), **gives(OperationReport, status=202)})
     async def load(request: Request, body: LoadBody) -> Response:
-        """Load a model. Answer 202 with an operation at once, or 200 if it has ended already. With `wait`, answer 200 when the model is
-        ready. With `dry_run`, load nothing, and answer with the memory that the load would take."""
+        """Load a model. Answer 202 with an operation at once, or 200 if the operation has already ended. With `wait`, answer 200 when the
+        model is ready. With `dry_run`, load nothing, and answer with the memory that the load would take."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         spec = spec_of(body, registry)
         if body.dry_run:
@@ -177,7 +178,8 @@ def router(context: Context) -> APIRouter:
     @routes.get("/forms", responses=gives(Forms))
     async def list_forms(request: Request, source: Annotated[str, Query(min_length=1, max_length=1024)]) -> Response:
         """Compare the formats in which a source can be served: bytes of the weights and rounding error. Nothing is compiled or loaded; a
-        source of the hub is downloaded first, if it is not on this machine. `cached`: a load has probably stored what it compiled."""
+        source of the hub is downloaded first, if it is not on this machine. `cached`: a load has probably stored the source's compiled
+        program and weights."""
         if registry.compare_forms is None:
             raise ApiError(PREFLIGHT_UNAVAILABLE, "this server was started without a process that compares formats", param="source")
         try:
@@ -220,7 +222,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/operations/{operation_id}", responses=gives(OperationReport))
     async def cancel_operation(operation_id: str) -> Response:
-        """Cancel a running load, which frees its name and memory, or a running download, which a later download continues."""
+        """Cancel a running load or download. Cancelling a load frees its name and memory. A later download continues a cancelled one."""
         operation = find_operation(operation_id, registry)
         await registry.cancel(operation)
         return json_answer(operation.describe())
@@ -294,8 +296,8 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
     name, aliases = (body.name, ()) if body.name else names_of(source)
     if not re.fullmatch(NAME, name):
         raise invalid("name", f"the source ends with {name!r:.140}, which cannot be the model's name; set name to {NAMED}")
-    # Read only declared fields: unknown fields of a body are attributes, too, and a client must not name a file of this machine by
-    # `calibrate`.
+    # Read only declared fields: unknown fields of a body are attributes, too, and a client must not name a file of this machine by the
+    # setting `calibrate`.
     declared = [field for field in LoadBody.model_fields if field in LoadSettings.__struct_fields__]
     asked = {field: value for field in declared if (value := getattr(body, field)) is not None}
     asked |= {"name": name, "source": source, "quantize": body.quantize or body.dtype or "auto"}
@@ -310,7 +312,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
 
 
 def defaults_of(values: Mapping[str, Any], param: str) -> Defaults:
-    """Return the defaults that a request gives in the field `param`. Raise ApiError if they are not valid."""
+    """Return the defaults that a request gives in the field `param`. Raise ApiError if the defaults are not valid."""
     try:
         return read_values(values, param)
     except DefaultsError as error:
@@ -327,7 +329,7 @@ async def waited(operation: Operation, registry: Registry) -> FinishedLoad:
 
 
 async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
-    """Return the memory that a load would take. Raise ApiError if it would be refused."""
+    """Return the memory that a load would take. Raise ApiError if the load would be refused."""
     footprint, free_bytes = await registry.budget.dry_run(spec)
     return {
         "object": "dry_run",
@@ -345,7 +347,8 @@ async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
 
 
 def describe_fully(model: Model, registry: Registry) -> ModelReport:
-    """Describe a model for administrators. Call `Measuring.measure` before, because the memory in the report is what was measured last."""
+    """Describe a model for administrators. Call `Measuring.measure` before this function, because the memory in the report is what was
+    measured last."""
     described: ModelReport = {
         **describe(model, registry),
         "state": model.condition,
@@ -400,7 +403,7 @@ def _stage_entry(stage: StageReport) -> StageEntry:
 
 
 def find_operation(operation_id: str, registry: Registry) -> Operation:
-    """Return an operation. Raise ApiError if it is unknown."""
+    """Return an operation. Raise ApiError if the operation is unknown."""
     operation = registry.operations.get(operation_id)
     if operation is None:
         raise ApiError(OPERATION_NOT_FOUND, f"operation {operation_id!r:.80} is unknown; expected a load or download of the last hour")

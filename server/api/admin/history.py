@@ -49,7 +49,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _report(changes: Sequence[Change]) -> bytes:
-    """Return the samples as JSON. With many busy models, this takes long."""
+    """Return the samples as JSON. This takes long with many busy models, so the endpoint calls it on a thread."""
     indices: dict[Series, str] = {}
     samples: list[HistorySample] = [
         {

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class KeepBody(Options):
     """The models and keys whose requests are to be stored, each as model=PATTERN or key=PATTERN."""
 
-    of: list[Annotated[str, Field(pattern=f"^{KEEP}$", max_length=140)]] = Field(max_length=256, fail_fast=True)  # empty: keep none
+    of: list[Annotated[str, Field(pattern=f"^{KEEP}$", max_length=140)]] = Field(max_length=256, fail_fast=True)  # empty: store none
 
 
 class Keeping(TypedDict):
@@ -43,7 +43,7 @@ def router(context: Context) -> APIRouter:
         return context.kept
 
     def told(headers: dict[str, str]) -> Response:
-        """Return the answer that says whose requests are stored."""
+        """Return the answer with the models and keys whose requests are stored."""
         keeping: Keeping = {"of": kept().of}
         return json_answer(keeping, headers=headers)
 
@@ -54,7 +54,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.put("/kept_requests", responses=gives(Keeping))
     async def set_kept_requests(body: KeepBody) -> Response:
-        """From now on, store the requests of these models and keys. After a restart, the setting `keep_requests_of` applies again."""
+        """From now on, store only the requests of the models and keys in `of`. After a restart, the setting `keep_requests_of` applies
+        again."""
         headers = ignored_header(check_unknown(body, strict=context.settings.strict))
         kept().of = tuple(body.of)
         log.info("requests are stored for: %s", ", ".join(body.of) or "none")

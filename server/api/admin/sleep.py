@@ -1,5 +1,5 @@
-"""Put models to sleep and wake them, through vLLM's endpoints: /sleep, /wake_up, /is_sleeping. Without `model` they apply to all models
-that are ready."""
+"""Put models to sleep and wake them, through vLLM's endpoints: /sleep, /wake_up, /is_sleeping. Without the parameter `model`, an endpoint
+applies to all models that are ready."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ModelName = Annotated[str | None, Query(max_length=1024)]
 class Sleeping(TypedDict):
     """Whether the models of the request sleep."""
 
-    is_sleeping: bool  # all of them sleep, and there is at least one
+    is_sleeping: bool  # whether there are such models, and all of them sleep
     models: Sequence[str]  # names of the models that sleep
 
 
@@ -35,14 +35,15 @@ def router(context: Context) -> APIRouter:
         return [model for model in registry.models() if model.state is ModelState.READY] if name is None else [registry.find(name)]
 
     def told(models: list[Model]) -> Response:
-        """Return the answer about some models."""
+        """Return the answer that says which of the models sleep."""
         sleeping: Sleeping = {"is_sleeping": is_asleep(models), "models": [m.spec.name for m in models if m.is_sleeping]}
         return json_answer(sleeping)
 
     @routes.post("/sleep", responses=gives(Sleeping))
     async def sleep(model: ModelName = None, level: Annotated[int, Query(ge=0, le=2)] = 1, mode: SleepMode = "abort") -> Response:
         """Put models to sleep, which frees all of their memory at any `level`. A request to a sleeping model wakes it. `mode` decides what
-        happens to running requests: `abort` fails them, `wait` lets them finish for a time, and `keep` continues them after the sleep."""
+        happens to running requests: `abort` fails them, `wait` gives them time to finish (the setting `drain_s`), and `keep` continues them
+        after the sleep."""
         models = meant(model)
         await asyncio.gather(*(put_to_sleep(one, mode, patience_s=settings.drain_s) for one in models))
         return told(models)
@@ -59,7 +60,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/is_sleeping", responses=gives(Sleeping))
     async def is_sleeping(model: ModelName = None) -> Response:
-        """Return whether all models sleep, and the names of those that do."""
+        """Return whether all models sleep, and the names of those that sleep."""
         return told(meant(model))
 
     return routes

@@ -50,7 +50,7 @@ class MessageUsage(TypedDict):
 
 
 class AnthropicAnswer(TypedDict):
-    """A message. At the beginning of a stream it has no content."""
+    """A message. At the beginning of a stream, the message has no content."""
 
     id: str
     type: Literal["message"]
@@ -83,14 +83,14 @@ class InputDelta(TypedDict):
 
 
 class EndDelta(TypedDict):
-    """How a message has ended."""
+    """Why a message has ended."""
 
     stop_reason: str | None
     stop_sequence: str | None
 
 
 class MessageEvent(TypedDict):
-    """An event of a stream. `type` decides which of the other fields it has."""
+    """An event of a stream. `type` decides which of the other fields the event has."""
 
     type: str
     message: NotRequired[AnthropicAnswer]
@@ -114,7 +114,8 @@ encode = msgspec.json.encode
 class MessageAnswer(BlockAnswer):
     """An answer of Anthropic's API. `is_capped`: the context leaves room for fewer tokens than the request's max_tokens. `is_empty`: the
     request's max_tokens is 0, so the token that was sampled is left out. `omits_thoughts`: blocks of thoughts have no text. `has_stops`:
-    the request has stop_sequences; otherwise, stop strings are the model's defaults, and the client is not told about them."""
+    the request has stop_sequences; otherwise, the stop strings are the model's defaults, and the answer does not name the stop string that
+    ended it."""
 
     def __init__(
         self,
@@ -197,7 +198,7 @@ class MessageAnswer(BlockAnswer):
         }
 
     def _usage(self) -> MessageUsage:
-        """Return the counts in Anthropic's shape."""
+        """Return the token counts in Anthropic's shape."""
         usage = self.usage
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -209,8 +210,8 @@ class MessageAnswer(BlockAnswer):
 
 
 def _block(block: Block, *, has_text: bool, is_open: bool = False) -> TextBlock | ThinkingBlock | ToolUseBlock:
-    """Return a block in Anthropic's shape. `has_text`: with its text, if it is a thought or a text. `is_open`: as at its beginning, without
-    the signature of a thought and the arguments of a call."""
+    """Return a block in Anthropic's shape. Without `has_text`, leave out the text of a text block or a thought. With `is_open`, leave out
+    what the beginning of a block lacks: the signature of a thought and the arguments of a call."""
     text = block.text if has_text else ""
     match block.kind:
         case Kind.TEXT:

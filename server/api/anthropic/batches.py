@@ -1,4 +1,4 @@
-"""/v1/messages/batches: create and manage batches of conversations, in Anthropic's shape. They run like the batches of /v1/batches."""
+"""/v1/messages/batches: create and manage batches of conversations, in Anthropic's shape. These batches run like those of /v1/batches."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def router(context: Context) -> APIRouter:
     routes, batches, strict = new_router("Anthropic"), context.batches, context.settings.strict
 
     def found(request: Request, batch_id: str) -> BatchRecord:
-        """Return a batch of the caller. Raise ApiError if there is none with this id."""
+        """Return a batch of the caller. Raise ApiError if the caller has no batch with this id."""
         return batches.batch(batch_id, caller(request).tenant, OF_ANTHROPIC)
 
     @routes.post("/v1/messages/batches", responses=gives(MessageBatch))
     async def create_message_batch(request: Request, body: MessageBatchBody) -> Response:
-        """Create a batch. Its conversations are answered with what other requests leave free."""
+        """Create a batch. Its conversations are answered with the capacity that other requests leave free."""
         ignored, who = check_unknown(body, strict=strict), caller(request)
         data = await off_loop(who.num_body_bytes, lambda: _lines(body.requests, context.settings.max_body_bytes))
         file = await batches.store.on_disk(lambda: _stored(batches, data, who))
@@ -126,7 +126,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/v1/messages/batches/{batch_id}", responses=gives(MessageBatchDeleted))
     async def delete_message_batch(request: Request, batch_id: str) -> Response:
-        """Forget a batch that has ended, with its requests and results. A batch that has not ended is kept, and the answer is an error."""
+        """Delete a batch that has ended, with its requests and results. A batch that has not ended is kept, and the answer is an error."""
         record = found(request, batch_id)
         await batches.store.on_disk(lambda: batches.delete(record))
         deleted: MessageBatchDeleted = {"id": batch_id, "type": "message_batch_deleted"}
@@ -144,7 +144,8 @@ def router(context: Context) -> APIRouter:
 
 
 def describe(record: BatchRecord, request: Request) -> MessageBatch:
-    """Describe a batch in Anthropic's shape. Requests that were not answered count as canceled if the batch was, otherwise as expired."""
+    """Describe a batch in Anthropic's shape. Requests that were not answered count as canceled if the batch was canceled, otherwise as
+    expired."""
     is_canceled = Status.CANCELLING in record.times
     return {
         "id": record.id,
@@ -167,8 +168,8 @@ def describe(record: BatchRecord, request: Request) -> MessageBatch:
 
 
 def _lines(requests: Sequence[BatchedRequest], most: int) -> bytes:
-    """Return the input file with a line for each request. Raise ApiError if one cannot run: the answer about a batch has no place for the
-    faults of its file. A line may have `most` bytes."""
+    """Return the input file with a line for each request. Raise ApiError if a request has a fault or its line has more than `most` bytes,
+    because the description of a batch has no field for faults."""
     written = [
         msgspec.json.encode({"custom_id": asked.custom_id, "method": "POST", "url": ENDPOINT, "body": asked.params}) + b"\n"
         for asked in requests
@@ -182,7 +183,7 @@ def _lines(requests: Sequence[BatchedRequest], most: int) -> bytes:
 
 
 def _stored(batches: Batches, data: bytes, who: Caller) -> FileRecord:
-    """Store an input file of the caller, and return its record. If that fails, nothing of the file is left."""
+    """Store an input file of the caller, and return its record. If storing fails, delete what was written of the file."""
     upload = batches.store.new_upload()
     try:
         upload.add(data)
@@ -205,7 +206,7 @@ def _results(batches: Batches, record: BatchRecord) -> Iterator[bytes]:
 
 
 def _result(line: Written, record: BatchRecord) -> dict[str, Any]:
-    """Return the result of a request in Anthropic's shape. Without a response, the request was canceled, or has expired."""
+    """Return the result of a request in Anthropic's shape. A request without a response was canceled or has expired."""
     if line.response is None:
         return {"type": "canceled" if Status.CANCELLING in record.times else "expired"}
     if line.response.status_code == HTTPStatus.OK:

@@ -15,7 +15,7 @@ BLOCK_TYPES = ("text", "image", "thinking", "redacted_thinking", "tool_use", "to
 
 
 class ImageSource(Options):
-    """An image: base64 in `data`, or a URL."""
+    """An image: in base64 in `data`, or by its address in `url`."""
 
     type: Label
     media_type: Label | None = None
@@ -24,12 +24,12 @@ class ImageSource(Options):
 
 
 class ContentBlock(Options):
-    """A block of content. `type` decides which of the other fields it has."""
+    """A block of content. `type` decides which of the other fields the block has."""
 
     type: Label
     text: Text | None = None
     thinking: Text | None = None
-    signature: Text | None = None  # accepted, but thoughts are not signed here
+    signature: Text | None = None  # accepted and not checked, because this server does not sign thoughts
     data: Text | None = None  # encrypted thoughts, which are ignored
     source: ImageSource | None = None
     id: Label | None = None
@@ -67,7 +67,7 @@ class AnthropicTool(Options):
     input_schema: JsonObject
     strict: bool | None = None
     cache_control: JsonObject | None = None
-    eager_input_streaming: bool | None = None  # arguments are always streamed as they come
+    eager_input_streaming: bool | None = None  # no effect: a stream always has arguments as soon as the model writes them
 
 
 AnyAnthropicTool = Annotated[Annotated[AnthropicTool, Tag(KNOWN)] | Annotated[Foreign, Tag(FOREIGN)], foreign_unless("custom")]
@@ -84,9 +84,9 @@ class AnthropicToolChoice(Options):
 class ThinkingConfig(Options):
     """Whether the model thinks, and with how many tokens."""
 
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]  # between_tools: no thoughts, only short texts between calls
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]  # between_tools, too, turns thoughts off
     budget_tokens: Int | None = Field(default=None, ge=1, lt=2**31)
-    display: Literal["summarized", "omitted"] | None = None  # thoughts are returned in full, unless they are omitted
+    display: Literal["summarized", "omitted"] | None = None  # omitted: leave out the text of thoughts; otherwise return all of it
 
 
 class JsonOutput(Options):
@@ -106,12 +106,12 @@ class RequestMetadata(Options):
 
 
 class ContextEdit(Options):
-    type: Literal["clear_thinking_20251015"]  # the chat template decides which thoughts of earlier turns are shown
+    type: Literal["clear_thinking_20251015"]  # no effect: the chat template decides which earlier thoughts the model reads
     keep: Any = None
 
 
 class ContextManagement(Options):
-    """Which parts of earlier turns are left out."""
+    """Which parts of earlier turns the prompt is to leave out."""
 
     edits: Annotated[list[ContextEdit], Field(max_length=64, fail_fast=True)] | None = None
 
@@ -129,7 +129,7 @@ class PromptBody(Options):
     output_format: JsonOutput | None = None  # an earlier name of output_config.format
     context_management: ContextManagement | None = None
 
-    # These are hints about caching, the speed and the caller; the answer does not depend on them.
+    # The fields below are hints about caching, the speed and the caller; the answer does not depend on them.
     cache_control: JsonObject | None = None
     speed: Literal["standard", "fast"] | None = None
     user_profile_id: Label | None = None
@@ -139,16 +139,16 @@ class PromptBody(Options):
 class MessagesBody(PromptBody):
     """The body of /v1/messages."""
 
-    max_tokens: Int = Field(ge=0, le=2**31 - 1)  # 0: only compute the prompt, for requests that begin with it
+    max_tokens: Int = Field(ge=0, le=2**31 - 1)  # 0: only compute the prompt, so that later requests find it in the prefix cache
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: Int | None = Field(default=None, ge=-1, lt=2**31)
     seed: Seed | None = None
     stop_sequences: Choices | None = None
-    thread: JsonObject | None = None  # refused: without earlier messages, which the server does not hold, the answer would be wrong
+    thread: JsonObject | None = None  # refused: a thread stands for earlier messages, which this server does not store
 
-    # These have no effect.
+    # The fields below have no effect.
     metadata: RequestMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     inference_geo: Label | None = None
@@ -156,5 +156,5 @@ class MessagesBody(PromptBody):
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """The unknown fields, without those that belong to a sampler which is turned off."""
+        """The unknown fields, without those of samplers that the request turns off."""
         return without_off(super().unknown, has_penalty=False)

@@ -35,7 +35,7 @@ class TokenCount(TypedDict):
 
 
 def error_body(error: ApiError) -> bytes:
-    """Encode an error in Anthropic's shape, with `code` and `param` as in our other errors."""
+    """Encode an error in Anthropic's shape, with `code` and `param` as in the errors of the other APIs."""
     fault = {"type": TYPES.get(error.kind.status, "api_error"), "message": error.message}
     return msgspec.json.encode({"type": "error", "error": {**fault, "code": error.kind.code, "param": error.param, **error.details}})
 
@@ -47,7 +47,7 @@ NAMES = {  # fields of a chat request, and their names in this API
     "thinking_token_budget": "thinking.budget_tokens",
     "system.content": "system",
 }
-EARLIER = NAMES | dict.fromkeys(("response_format", "response_format.json_schema"), "output_format")  # in requests with the earlier name
+EARLIER = NAMES | dict.fromkeys(("response_format", "response_format.json_schema"), "output_format")  # for requests with `output_format`
 IMAGE = re.compile(rf"{BLOCK.pattern}\.source\b")  # path of an image in a request
 TYPES = {
     400: "invalid_request_error",
@@ -61,7 +61,7 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# Anthropic's tool runners send only new messages by default. This code tells them to send all messages.
+# Anthropic's tool runners send only new messages by default. The error code below tells them to send all messages.
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 ERROR_SHAPES = {"/v1/messages": error_body}
 FRAMING = Framing(error_body, named=True, end=b"")
@@ -69,8 +69,8 @@ FRAMING = Framing(error_body, named=True, end=b"")
 
 @contextmanager
 def _in_own_words(body: PromptBody) -> Generator[None]:
-    """Let errors name the fields of the request. An error about a prompt that is too long, or about an image, gets the words that clients
-    recognise."""
+    """Let errors name fields as the request does, and not as the chat request made from it. An error about a prompt that is too long, or
+    about an image, gets the words that clients recognise."""
     try:
         with in_words(NAMES if body.output_format is None else EARLIER):
             yield
@@ -81,7 +81,7 @@ def _in_own_words(body: PromptBody) -> Generator[None]:
         if error.kind is not CONTEXT_LENGTH_EXCEEDED:
             raise
         found = error.message.removesuffix(TOO_LONG_REMEDY)
-        message = f"prompt is too long: {found}; shorten the conversation."  # clients recognise the first words and summarise it
+        message = f"prompt is too long: {found}; shorten the conversation."  # its first words make clients summarise the conversation
         raise ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=error.param) from error
 
 
@@ -102,7 +102,7 @@ def router(context: Context) -> APIRouter:
         with _in_own_words(body):
             plan = await plan_chat(chat, model, loaded, who, settings)
         room = plan.job.submit.params.max_tokens
-        # Even without an answer, computing the prompt takes one step, which samples a token.
+        # Even if max_tokens is 0, computing the prompt takes a step, which samples one token.
         job = job_like(plan.job, plan.job.submit.prompt_ids, min(room, body.max_tokens or 1))
         generation = Generation(loaded, job, context.metrics_of(model.spec.name), who)
         plan = ChatPlan(plan.prompt, job, plan.rules)

@@ -33,15 +33,15 @@ BLOCK = re.compile(r"(messages\[\d+\]\.content\[\d+\])(\.content\[\d+\])?")
 
 def without_hash(text: str) -> str:
     """Return instructions with a constant in place of the hash that Claude Code puts into their first line. The hash is new in each
-    request, so the prefix cache would find nothing after it."""
+    request, so the prefix cache would find no tokens after the hash."""
     found = BILLING.match(text)
     return text if found is None else f"{found[1]}0{text[found.end() :]}"
 
 
 def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> ChatBody:
-    """Return the conversation as a ChatBody. Every value of `body` has been validated. The answer may have as many tokens as fit: the
-    caller, which then knows how many these are, lowers their number to `max_tokens`. `keeps_hash`: leave the hash of Claude Code in the
-    instructions. Raise ApiError for a block that is not supported, or lacks a field."""
+    """Return the conversation as a ChatBody. Every value of `body` has been validated. The chat request allows as many tokens as fit into
+    the context, so that the caller learns this number; the caller then lowers the limit to `max_tokens`. `keeps_hash`: leave the hash of
+    Claude Code in the instructions. Raise ApiError for a block that is not supported, or lacks a field."""
     system = _text(body.system, "system")
     given = system if keeps_hash else without_hash(system)
     messages: list[Message] = [] if body.system is None else [GivenMessage(role="system", content=given, place="system")]
@@ -71,9 +71,9 @@ def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> 
 
 
 def _messages(message: AnthropicMessage, where: str) -> list[Message]:
-    """Convert one message, whose path in the request is `where`. Each tool result becomes a message of its own, before the message with the
-    rest; thoughts and calls become fields of that message. Encrypted thoughts are left out. Raise ApiError for a block of unknown type, or
-    one that lacks a field."""
+    """Convert one message, whose path in the request is `where`. Each tool result becomes a message of its own. The other blocks become one
+    message after these, with thoughts and calls in fields. Encrypted thoughts are left out. Raise ApiError for a block of unknown type, or
+    a block that lacks a field."""
     if isinstance(message.content, str):
         return [GivenMessage(role=message.role, content=message.content, place=where)]
     made: list[Message] = []
@@ -151,8 +151,8 @@ def _not_understood(block: ContentBlock, where: str) -> ApiError:
 
 
 def with_type(path: str, kind: str) -> str:
-    """Return the path of a block of a message, or of a field below it, as it stands in Anthropic's errors, where the type `kind` of the
-    block follows its index. By such a path, Claude Code finds an image or a document, and asks again without it."""
+    """Return the path of a block of a message, or of a field below it, as Anthropic's errors write it: the type `kind` of the block follows
+    the block's index. By such a path, Claude Code finds an image or a document, and repeats the request without it."""
     found = BLOCK.match(path)
     if found is None:
         return path
@@ -162,7 +162,7 @@ def with_type(path: str, kind: str) -> str:
 
 
 def _required(value: str | None, param: str) -> str:
-    """Return a value. Raise ApiError if it is absent."""
+    """Return a value. Raise ApiError if the value is absent."""
     if value is None:
         raise invalid(param, f"{param} is absent and required")
     return value
@@ -177,7 +177,8 @@ def _tool(tool: AnthropicTool) -> Tool:
 
 
 def _tool_choice(body: PromptBody) -> object:
-    """Convert the tool choice. Return None if there is none. Raise ApiError if a tool is to be called and its name is absent."""
+    """Convert the tool choice. Return None if the request has no tool choice. Raise ApiError if the type is `tool` and the name is
+    absent."""
     choice = body.tool_choice
     match choice.type if choice is not None else None:
         case "any":
@@ -190,7 +191,7 @@ def _tool_choice(body: PromptBody) -> object:
 
 
 def _format(body: PromptBody) -> ResponseFormat | None:
-    """Return the response format, or None if the answer is any text. Raise ApiError if the request names two."""
+    """Return the response format, or None if the answer may be any text. Raise ApiError if the request has both fields for a format."""
     named = body.output_config.format if body.output_config is not None else None
     if named is not None and body.output_format is not None:
         raise invalid("output_format", "output_format and output_config.format are given; use output_config.format, the later name")

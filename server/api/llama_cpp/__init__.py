@@ -1,1 +1,1 @@
-"""llama.cpp's own API: completions, filling in the middle, templates, and descriptions of its server."""
+"""llama.cpp's own API: completions, filling in the middle, templates, and descriptions of the server."""

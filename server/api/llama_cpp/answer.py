@@ -25,7 +25,8 @@ encode = msgspec.json.encode
 
 
 class LlamaTimings(TypedDict):
-    """Counts of tokens and times: `cache` is the cached prompt, `prompt` the rest of it, `predicted` the answer."""
+    """Counts of tokens, and times. Names that begin with `cache` are about the cached tokens of the prompt, those with `prompt` about its
+    other tokens, and those with `predicted` about the answer."""
 
     cache_n: int
     prompt_n: int
@@ -63,9 +64,9 @@ class LlamaPart(TypedDict):
     content: str
     tokens: Sequence[int]
     stop: bool  # True: the last event of the choice
-    id_slot: int  # always -1: requests have no slots
-    tokens_predicted: int  # tokens of the answer so far
-    tokens_evaluated: int  # tokens of the prompt
+    id_slot: int  # always -1: the answer does not say which slot its request has
+    tokens_predicted: int  # number of tokens of the answer so far
+    tokens_evaluated: int  # number of tokens of the prompt
     completion_probabilities: NotRequired[Sequence[LlamaProbabilities]]
 
 
@@ -79,7 +80,7 @@ class LlamaCompletion(LlamaPart):
     truncated: bool  # whether the context was full before the answer was complete
     stop_type: Literal["eos", "limit", "word"]  # a stop token, a limit on tokens or time, or a stop string
     stopping_word: str  # the stop string; empty for other types
-    tokens_cached: int  # tokens of the prompt that were in the prefix cache
+    tokens_cached: int  # number of tokens of the prompt that were in the prefix cache
     timings: LlamaTimings
 
 
@@ -91,15 +92,15 @@ class _Choice:
     text: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
     probabilities: list[bytes] = field(default_factory=list[bytes])
-    num_tokens: int = 0  # tokens of the answer, also those that are not shown; 0 if `n_predict` is 0
+    num_tokens: int = 0  # number of tokens of the answer, including those that are not shown; 0 if `n_predict` is 0
     has_new_line: bool = False
-    first_s: float = 0.0  # time of the monotonic clock at the first step; 0: there was none
+    first_s: float = 0.0  # time of the monotonic clock at the first step; 0: no step has come
     stop_type: Literal["eos", "limit", "word"] | None = None  # None: the choice is not complete
     stopping_word: str = ""  # the stop string that has ended the choice
 
 
 class LlamaAnswer:
-    """An answer to all prompts, as events or as a whole."""
+    """The answer to all prompts of a request, as events or as a whole."""
 
     def __init__(self, body: LlamaSampling, jobs: Sequence[Job], generations: Sequence[Generation], model: str, loaded: Loaded) -> None:
         self._body = body
@@ -109,13 +110,13 @@ class LlamaAnswer:
         self._model = model
         self._per_prompt = jobs[0].submit.num_choices  # choices of each prompt
         self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
-        self._is_silent = body.n_predict == 0  # the token that was sampled is not shown
+        self._is_silent = body.n_predict == 0  # the one token that is sampled is not shown
         self._limit_s = (body.t_max_predict_ms or 0) / 1000  # 0 or less: no limit
         self._began_s = time.monotonic()
 
     async def _steps(self) -> AsyncGenerator[Step, None]:
-        """Yield the steps of all choices, but skip those of a choice that has ended: when `_take` ends a choice, further steps may be on
-        their way."""
+        """Yield the steps of all choices, but skip those of a choice that has ended: when `_take` ends a choice, the worker may have sent
+        further steps of this choice already."""
         async with aclosing(merged(self._generations, self._per_prompt)) as steps:
             async for step in steps:
                 if self._choices[step.choice].stop_type is None:
@@ -146,13 +147,13 @@ class LlamaAnswer:
                 if text or token_ids or probabilities:
                     yield encode(self._part(choice, text, token_ids, probabilities))
                 if choice.stop_type is not None:
-                    yield await off_loop(self._num_prompt(choice), lambda choice=choice: self._end(choice))  # decodes the whole prompt
+                    yield await off_loop(self._num_prompt(choice), lambda choice=choice: self._end(choice))  # `_end` decodes the prompt
 
     def _take(self, step: Step) -> tuple[_Choice, str, Sequence[int], list[bytes]]:
-        """Record in its choice what a step says of counts and of the end. Return the choice, and the text, tokens and probabilities to
-        send, which are not recorded. If the choice has a line feed and has run longer than `t_max_predict_ms` since its first step, end
-        it. Tokens are returned only if the request streams or asks for them; a stop token is left out, since it has no text. If
-        `n_predict` is 0, the text, tokens and probabilities are empty, and no token counts."""
+        """Update the step's choice: its counts and, if the step is its last, how the choice ended. Return the choice, and the step's text,
+        tokens and probabilities, which the caller sends or stores. If the choice has a line feed and `t_max_predict_ms` has passed since
+        its first step, end the choice. Tokens are returned only if the request streams or asks for them; a stop token is left out, since it
+        has no text. If `n_predict` is 0, the text, tokens and probabilities are empty, and no token is counted."""
         choice, now_s = self._choices[step.choice], time.monotonic()
         choice.first_s = choice.first_s or now_s
         choice.num_tokens += len(step.token_ids)
@@ -179,8 +180,8 @@ class LlamaAnswer:
     # --- shapes ----------------------------------------------------------------------------------------------------------
 
     def _part(self, choice: _Choice, text: str, token_ids: Sequence[int], probabilities: list[bytes], *, stop: bool = False) -> LlamaPart:
-        """Return an event of a choice. `probabilities` are those of its tokens, encoded; they are left out unless the request asks for
-        them. `stop`: the event is the last one."""
+        """Return an event of a choice. `probabilities` has the encoded probabilities of the event's tokens, which the event has only if the
+        request asks for them by `n_probs`. `stop`: the event is the choice's last one."""
         part: LlamaPart = {
             "index": choice.index,
             "content": text,
@@ -195,8 +196,8 @@ class LlamaAnswer:
         return part
 
     def _end(self, choice: _Choice) -> bytes:
-        """Return the last event of a choice as JSON. It has the whole text unless earlier events have sent the text. If the request has
-        `response_fields`, it has only these."""
+        """Return the last event of a choice as JSON. The event has the whole text unless earlier events have sent the text. If the request
+        has `response_fields`, the event has only these fields."""
         job = self._jobs[choice.index // self._per_prompt]
         usage = self._generations[choice.index // self._per_prompt].usage
         context = context_of(self._loaded)
@@ -241,7 +242,7 @@ class LlamaAnswer:
         return encode(shape)
 
     def _token(self, token_id: int, logprob: float) -> LlamaToken:
-        """Return a token with its log-probability, or its probability if the request asks for that."""
+        """Return a token with its log-probability, or its probability if the request has `post_sampling_probs`."""
         tokenizer = self._loaded.tokenizer
         raw = tokenizer.token_bytes(token_id) or tokenizer.decode([token_id], skip_special_tokens=False).encode()
         token: LlamaToken = {"id": token_id, "token": raw.decode(errors="replace"), "bytes": list(raw)}
@@ -253,8 +254,8 @@ class LlamaAnswer:
 
 
 def settings_of(job: Job, body: LlamaSampling, context: int) -> Mapping[str, Any]:
-    """Return the settings with which the answer was generated, including defaults. `n_predict` is the request's, and -1 if it has none.
-    `context` is the largest number of tokens of a sequence."""
+    """Return the settings with which the answer was generated, including defaults. `n_predict` is the request's value, or -1 if the request
+    has none. `context` is the largest number of tokens of a sequence."""
     return {
         **sampling_of(job.submit.params),
         "n_ctx": context,

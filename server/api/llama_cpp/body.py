@@ -43,27 +43,27 @@ class LlamaSampling(SamplingBody):
     n_predict: Int | None = Field(default=None, ge=-2, lt=2**31, validation_alias=AliasChoices("n_predict", "max_tokens"))
     n_cmpl: Int | None = Field(default=None, ge=1, validation_alias=AliasChoices("n_cmpl", "n"))
     n_probs: Alternatives | None = None  # how many of the most probable tokens to report beside each token; None or 0: no probabilities
-    post_sampling_probs: bool | None = None  # true: report probabilities after the samplers, not log-probabilities before them
+    post_sampling_probs: bool | None = None  # true: report probabilities from after the samplers, not log-probabilities from before
     return_tokens: bool | None = None  # true: a whole answer has the token ids; events always have them
     grammar: Text | None = None
     json_schema: JsonObject | bool | None = None
     logit_bias: Biases | None = None  # type: ignore[assignment]  # llama.cpp accepts more types
-    # a choice that has a line feed ends when it has run longer; 0 or -1: no limit
+    # milliseconds from a choice's first step until the choice ends, if it has a line feed; 0 or -1: no limit
     t_max_predict_ms: Int | None = Field(default=None, ge=-1, lt=2**53)
     # paths of the only fields that a whole answer, or the last event of a choice, returns; None or empty: all
     response_fields: Annotated[list[Label], Field(max_length=256, fail_fast=True)] | None = None
-    samplers: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | Label | None = None  # the order of samplers is fixed
+    samplers: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | Label | None = None  # no effect: the order is fixed
 
-    # These are hints about caches and memory; the answer does not depend on them.
+    # The fields below are hints about caches, slots and time; the answer does not depend on them.
     cache_prompt: bool | None = None
     id_slot: Int | None = None
     n_cache_reuse: Int | None = None
     t_max_prompt_ms: Int | None = None
 
     def completion(self, prompt: object, tokenizer: Tokenizer, most: int | None) -> CompletionBody:
-        """Convert the request to a CompletionBody with the prompts `prompt`. `most` is the model's default number of tokens; without one,
-        an answer may fill the context. `n_predict` 0 only computes the prompt; this still takes a step. The answer omits the token that
-        the step samples. Raise ApiError if a bias is not valid."""
+        """Convert the request to a CompletionBody with the prompts `prompt`. `most` is the model's default limit on the tokens of an
+        answer; if it is None, an answer may fill the context. `n_predict` 0 only computes the prompt; this still takes a step. The answer
+        omits the token that the step samples. Raise ApiError if a bias is not valid."""
         sampling = {name: getattr(self, name) for name in SamplingBody.model_fields}
         sampling["logit_bias"] = self._bias(tokenizer)
         sampling["seed"] = None if self.seed == NO_SEED else self.seed
@@ -84,7 +84,7 @@ class LlamaSampling(SamplingBody):
 
     def _bias(self, tokenizer: Tokenizer) -> dict[str, float] | None:
         """Return the biases by token id, or None if the request has none. A text gives its bias to each of its tokens; of several biases of
-        a token the last one counts. Raise ApiError if one is not valid, or if there are too many tokens."""
+        a token the last one counts. Raise ApiError if a bias is not valid, or if too many tokens have one."""
         if self.logit_bias is None:
             return None
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
@@ -111,7 +111,7 @@ class MediaPrompt(Options):
     multimodal_data: Annotated[list[Text], Field(max_length=64, fail_fast=True)] | None = None  # images and recordings in base64
 
 
-OBJECT, OBJECTS = "an object", "a list with objects"  # tags of a union
+OBJECT, OBJECTS = "an object", "a list with objects"  # tags of the kinds of prompts, with AS_TEXT
 
 
 def _kind_of(prompt: object) -> str:

@@ -1,4 +1,4 @@
-"""llama.cpp's own API: /completion, /infill, /apply-template, /props and /slots. Its /tokenize is in `tokenize.py`."""
+"""llama.cpp's own API: /completion, /infill, /apply-template, /props and /slots. llama.cpp's /tokenize is in `server/api/tokenize.py`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class LlamaModalities(TypedDict):
 
 
 class LlamaDefaults(TypedDict):
-    """The default settings of a completion, in the shape of a slot: `params` are the settings, the other fields are those of any slot."""
+    """The default settings of a completion, in the shape of a slot: `params` has the settings, and the other fields are those that every
+    slot has."""
 
     id: int
     n_ctx: int
@@ -54,12 +55,12 @@ class LlamaDefaults(TypedDict):
 
 
 class LlamaProps(TypedDict):
-    """The model and the default settings of a completion. A slot is a place for a sequence that may run: there are `total_slots`."""
+    """The model and the default settings of a completion. A slot is a place for a running sequence; the model has `total_slots` of them."""
 
     default_generation_settings: LlamaDefaults
     total_slots: int
     model_alias: str  # the model's name
-    model_path: str  # the model's name too
+    model_path: str  # the model's name as well, instead of a path
     chat_template: str
     modalities: LlamaModalities
     media_marker: str  # stands for an image or a recording in prompts
@@ -68,7 +69,8 @@ class LlamaProps(TypedDict):
 
 
 class LlamaSlot(TypedDict):
-    """A place for a sequence that may run. Slots are told apart only by their number: the first ones count as in use."""
+    """A place for a running sequence. The server does not report which sequence has which slot: the first slots count as in use, one for
+    each running sequence."""
 
     id: int
     id_task: int  # always -1
@@ -82,8 +84,8 @@ def router(context: Context) -> APIRouter:
     settings = context.settings
 
     async def complete(request: Request, body: LlamaSampling, write: Callable[[Model, Loaded], Awaitable[WrittenPrompts]]) -> Response:
-        """Answer a request. `write` makes the prompts for its model. The field `samplers`, the order of samplers, is ignored, or refused if
-        the server is strict. Raise ApiError if the model cannot answer, or if a field is not accepted."""
+        """Answer a request. `write` makes the prompts for the request's model. The field `samplers`, the order of samplers, is ignored, or
+        refused if the server is strict. Raise ApiError if the model cannot answer, or if a field is not accepted."""
         model, loaded, ignored = context.begin(request, body, body.model)
         if body.samplers:
             if settings.strict:
@@ -96,8 +98,8 @@ def router(context: Context) -> APIRouter:
         def prepare() -> LlamaAnswer:
             asked = body.completion(written.prompts, loaded.tokenizer, loaded.defaults.max_tokens)
             if any(written.excerpts):
-                # Here it is None or -1, which also allows to keep all tokens. Prompts without files are then not shortened either: one that
-                # is too long is refused.
+                # `with_media` has refused all values but None and -1. None for -1 means that prompts without files are not shortened
+                # either: a prompt that is too long is refused.
                 asked.truncate_prompt_tokens = None
             with in_words(NAMES):
                 jobs = written.given(plan_completion(asked, model, loaded, who, settings))
@@ -125,7 +127,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/apply-template", responses=gives(LlamaPrompt))
     async def apply_template(request: Request, body: ChatBody) -> Response:
-        """Return the prompt that the chat template makes of a conversation, without generating. It has a marker for each image or
+        """Return the prompt that the chat template makes of a conversation, without generating. The prompt has a marker for each image or
         recording, as in prompts of /completion."""
         _, loaded, ignored = context.begin(request, body, body.model)
         markers = markers_of(loaded)

@@ -29,14 +29,14 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.templates.errors import TemplateError, TemplateUnavailable
 
-MARKER = "<__media__>"  # stands for a file in a text; /props names it
+MARKER = "<__media__>"  # stands for a file in a text; /props reports this marker
 HEAD_CHARS = 24  # characters of a file in base64 that are decoded to find its format
-EARLIER, LATER = "earlier", "later"  # texts around a file that show what a chat template writes around it
+EARLIER, LATER = "earlier", "later"  # texts of a test message, between which the chat template shows a file
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPrompts:
-    """The prompts of a request in the form that completions take, and the images and recordings of each (`Excerpt`)."""
+    """The prompts of a request in the form that completions take, and the images and recordings of each prompt, as excerpts."""
 
     prompts: object  # a text, token ids, or a list of texts and of lists of token ids
     excerpts: tuple[tuple[Excerpt, ...], ...] = ()  # empty: no prompt has files
@@ -51,20 +51,20 @@ class WrittenPrompts:
 
 @dataclass(frozen=True, slots=True)
 class _Divided:
-    """A prompt with files: texts and files in turn. It begins and ends with a text."""
+    """A prompt with files: texts and files in turn. The first and the last part are texts."""
 
-    where: str  # path of its text in the request
+    where: str  # path of the prompt's text in the request
     texts: list[str]
     files: list[Place]
 
 
-Around = Mapping[str, tuple[str, str]]  # special tokens before and after a file, by the type of its part
+Around = Mapping[str, tuple[str, str]]  # special tokens before and after a file, by the type of the file's content part
 
 
 async def with_media(body: LlamaCompletionBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> WrittenPrompts:
     """Return the prompts of a request. An object with files becomes token ids, with the tokens of its images and recordings; an object
-    without files becomes its text. Raise ApiError if there are too many prompts, if a prompt has not one marker for each file, or for the
-    reasons of `media_of`."""
+    without files becomes its text. Raise ApiError if there are too many prompts, if a prompt has more or fewer markers than files, or for
+    the reasons of `media_of`."""
     is_one = isinstance(body.prompt, MediaPrompt)
     prompts: list[object] = [body.prompt] if is_one else list(body.prompt) if isinstance(body.prompt, list) else []
     if not any(isinstance(prompt, MediaPrompt) for prompt in prompts):
@@ -89,8 +89,9 @@ async def with_media(body: LlamaCompletionBody, model: Model, loaded: Loaded, wh
 
 
 async def _written(one: _Divided, found: Sequence[Found], around: Around, loaded: Loaded) -> tuple[list[int], tuple[Excerpt, ...]]:
-    """Return the tokens of a prompt, and the excerpts of its files. `one` is the prompt, and `found` are its files in order. The tokenizer
-    puts its special tokens around the text, unless the text begins already with the special token that a prompt with files needs."""
+    """Return the tokens of a prompt, and the excerpts of its files. `one` is the prompt, and `found` has its decoded files in order. The
+    tokenizer puts its special tokens around the text, unless the text begins already with the special token that a prompt with files
+    needs."""
     text, ordered = loaded.senses.filled(_joined(one, around, loaded), found)
     begins = any(sense.markers.begin and text.startswith(sense.markers.begin) for sense in loaded.senses.senses)
     encode = partial(encode_prompts, [text], loaded.tokenizer, one.where, special=not begins, context=context_of(loaded))
@@ -99,8 +100,8 @@ async def _written(one: _Divided, found: Sequence[Found], around: Around, loaded
 
 
 def _divided(prompt: MediaPrompt, where: str, loaded: Loaded) -> _Divided:
-    """Divide a prompt at its markers. `where` is the path of the prompt in the request. Raise ApiError if it has not one file for each
-    marker, or if its text has a marker that the model's template uses."""
+    """Divide a prompt at its markers. `where` is the path of the prompt in the request. Raise ApiError if the prompt has more or fewer
+    files than markers, or if its text has a marker that the model's template uses."""
     files, text_at = prompt.multimodal_data or [], f"{where}.prompt_string"
     texts = text_of(prompt.prompt_string, text_at, markers_of(loaded)).split(MARKER)
     if len(texts) != len(files) + 1:
@@ -142,13 +143,14 @@ async def _around(kinds: Collection[str], loaded: Loaded) -> Around:
 
 async def _surroundings(marker: str, loaded: Loaded) -> tuple[str, str]:
     """Return the special tokens that the chat template writes before and after a file that stands between two texts. Return empty texts if
-    it refuses such a message. Raise ApiError if no process could render it."""
+    the template refuses a message with these texts and the file, or does not show them in this order. Raise ApiError if no process could
+    render the message."""
     if loaded.renderer is None:
         return "", ""
     messages = loaded.senses.in_parts([{"role": "user", "content": f"{EARLIER}{marker}{LATER}"}])
     try:
         shown = await loaded.renderer.render(messages, None, add_generation_prompt=False, continue_final_message=False, variables={})
-    except TemplateUnavailable as error:  # without its tokens the prompt would be another one, and so would the answer
+    except TemplateUnavailable as error:  # without the template's tokens, the answer would be different
         raise ApiError(TEMPLATE_NOT_RENDERED, str(error)) from error
     except TemplateError:
         return "", ""
@@ -162,8 +164,8 @@ async def _surroundings(marker: str, loaded: Loaded) -> tuple[str, str]:
 
 
 def specials_at_end(text: str, special: Collection[str]) -> str:
-    """Return the text of the special tokens at the end of a text. For each length of a special token, one end of the text is looked up: a
-    vocabulary has thousands of special tokens, but few lengths."""
+    """Return the text of the special tokens at the end of a text. For each length of a special token, look up the end of the text that has
+    this length: a vocabulary has thousands of special tokens, but these have few lengths."""
     lengths, begin = sorted({len(one) for one in special if one}, reverse=True), len(text)
     while found := next((size for size in lengths if size <= begin and text[begin - size : begin] in special), 0):
         begin -= found

@@ -97,7 +97,7 @@ class OllamaAnswer(BlockAnswer):
         self._worker = loaded.worker
         self._writer = None if plan.job.submit.params.logprobs is None else LogprobWriter(loaded.tokenizer, as_ids=False)
         self._logprobs: list[bytes] = []  # log-probabilities of all tokens so far
-        self._num_told = 0  # number of those that earlier lines of the stream have sent
+        self._num_told = 0  # number of entries of `_logprobs` that earlier lines of the stream have sent
         self._is_chat = is_chat
         self._model = model
         self._began_s = time.monotonic()
@@ -165,7 +165,8 @@ class OllamaAnswer(BlockAnswer):
             said: dict[str, object] = {"message": {"role": "assistant", "content": texts[Kind.TEXT], **thinking, **further}}
         else:
             said = {"response": texts[Kind.TEXT], **thinking}
-        # grown() has built and counted lines, but none was sent: the whole answer has the log-probabilities of all tokens
+        # `grown` has built lines and counted their log-probabilities as sent, but no line was sent: the whole answer has those of all
+        # tokens
         self._num_told = 0
         return [self._head, self._told_logprobs(), b",", encode({**said, "done": True, **self._counts()})[1:]]
 
@@ -174,7 +175,8 @@ class OllamaAnswer(BlockAnswer):
         return b'%b,%b%b,"done":false}' % (self._head, form % encode(text), self._told_logprobs())
 
     def _told_logprobs(self) -> bytes:
-        """Return the field with the log-probabilities since the last line, or b"" if there are none. They count as sent from then on."""
+        """Return the field with the log-probabilities since the last line, or b"" if there are none. These log-probabilities then count as
+        sent."""
         new, self._num_told = self._logprobs[self._num_told :], len(self._logprobs)
         return b',"logprobs":[%b]' % b",".join(new) if new else b""
 
@@ -191,7 +193,7 @@ class OllamaAnswer(BlockAnswer):
         """Return the counts and durations of the answer."""
         now_s = time.monotonic()
         first_s = now_s if self._generation.first_s is None else self._generation.first_s
-        load_s = max(0.0, min(self._worker.ready_s, first_s) - self._began_s)  # the answer has waited if the worker was not ready before
+        load_s = max(0.0, min(self._worker.ready_s, first_s) - self._began_s)  # time that the answer waited until the worker was ready
         return {
             "done_reason": "length" if self.finish == "length" else "stop",
             "total_duration": _nanoseconds(now_s - self._began_s),
@@ -204,7 +206,7 @@ class OllamaAnswer(BlockAnswer):
 
 
 def _nanoseconds(spent_s: float) -> int:
-    """Return a duration, at least 1: clients divide by it."""
+    """Return a duration in nanoseconds, at least 1, because clients divide by it."""
     return max(1, round(spent_s * 1e9))
 
 

@@ -40,7 +40,7 @@ NAMES = {  # fields of chat, completions and embeddings, and their names in this
     "response_format.json_schema.schema": "format",
 }
 OF_PROMPT = {**NAMES, "messages": "prompt", "prompt.content": "prompt", "system.content": "system"}  # the same for /api/generate
-NO_TIME = re.compile(r"0+(\.0*)?([num\u00b5]?s|m|h)?")  # how a keep_alive of 0 is written
+NO_TIME = re.compile(r"0+(\.0*)?([num\u00b5]?s|m|h)?")  # matches a keep_alive of 0, with or without a unit of time
 
 
 class OllamaOptions(SamplingBody):
@@ -48,7 +48,7 @@ class OllamaOptions(SamplingBody):
 
     num_predict: Int | None = Field(default=None, ge=-2, le=2**31 - 1)  # 0 or below: generate until the context is full
 
-    # No effect: these say how to run the model, which is decided when it is loaded.
+    # No effect: the fields below say how to run the model, which is decided when it is loaded.
     num_ctx: Any = None
     num_batch: Any = None
     num_gpu: Any = None
@@ -65,7 +65,7 @@ class OllamaOptions(SamplingBody):
 
 
 class OllamaCalled(CalledFunction):
-    """A function that the model has called, as answers have it."""
+    """A call of a function, in the shape that earlier answers have given it."""
 
     index: Int | None = None  # no effect: the order of the calls says the same
 
@@ -75,12 +75,12 @@ class OllamaCall(Options):
 
     id: Label | None = None
     type: Literal["function"] | None = None
-    index: Int | None = None  # no effect: some clients write OpenAI's field of this name
+    index: Int | None = None  # no effect: some clients send this field, because OpenAI's API has it
     function: OllamaCalled
 
 
 class OllamaMessage(Options):
-    """A message of a conversation. `images` are base64."""
+    """A message of a conversation. `images` are in base64."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
@@ -99,9 +99,9 @@ class OllamaBody(Options):
     format: Literal["", "json"] | JsonObject | None = None  # a JSON schema, or "json" for any JSON object
     options: OllamaOptions | None = None
     think: bool | Effort | None = None  # None: the model's default
-    keep_alive: KeepAlive | None = None  # models stay loaded until they are unloaded; 0 puts the model to sleep
+    keep_alive: KeepAlive | None = None  # 0: put the model to sleep after the answer; other values: no effect
     logprobs: bool | None = None
-    top_logprobs: Alternatives | None = None  # without `logprobs` it has no effect
+    top_logprobs: Alternatives | None = None  # no effect without `logprobs`
 
     @property
     def lets_go(self) -> bool:
@@ -191,8 +191,9 @@ def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
 
 
 def completion_of(body: OllamaGenerateBody, most: int | None) -> CompletionBody:
-    """Convert a prompt to a completion, which uses no chat template. `most` is the model's default number of tokens; None: there is none.
-    Raise ApiError for images, and for a system message unless the request is `raw`, which ignores it."""
+    """Convert a prompt to a completion, which uses no chat template. `most` is the model's default limit on the tokens of an answer; None:
+    the context is the limit. Raise ApiError for images, and for a system message unless the request is `raw`: raw requests ignore system
+    messages."""
     if body.images:
         message = f"images has {len(body.images)} images, and no chat template is applied to this prompt; ask /api/chat"
         raise ApiError(UNSUPPORTED_CONTENT, message, param="images")
@@ -229,7 +230,7 @@ def _message(message: OllamaMessage, where: str) -> Message:
 
 def _content(text: str, images: Images | None, where: str) -> str | list[ContentPart]:
     """Return the content of a message, in which images come before the text, as Ollama writes them. Images are base64, or whole data: URLs,
-    which browsers send. Errors about an image name its place below `where`."""
+    which browsers send. Errors about an image name its path in the request: `where` with the image's index."""
     urls = (data if data.startswith("data:") else f"data:image;base64,{data}" for data in images or ())
     given = (GivenImage(image_url=url, place=f"{where}[{index}]") for index, url in enumerate(urls))
     return joined([*given, ContentPart(type="text", text=text)])

@@ -13,7 +13,7 @@ from server.api.request.prepare import context_of
 from server.models.model import Loaded, Model
 
 NEVER = "9999-12-31T23:59:59Z"  # models stay loaded until they are unloaded
-PARAMETERS = {  # by our name of a parameter, Ollama's
+PARAMETERS = {  # this server's name of a parameter -> Ollama's name
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -95,8 +95,8 @@ def described(name: str, model: Model, loaded: Loaded) -> OllamaModel:
 
 
 def running(name: str, model: Model, loaded: Loaded) -> OllamaRunning:
-    """Describe a model in memory. `size` is the memory that it held when it was measured last, or on a GPU the planned memory, which is
-    allocated at load."""
+    """Describe a model in memory. `size` is the memory that the model held when it was measured last, or on a GPU the planned memory, which
+    is allocated at load."""
     on_gpu = model.total_bytes if loaded.ready.card is not None else 0
     return {
         **described(name, model, loaded),
@@ -166,8 +166,8 @@ def _size(count: int) -> str:
 
 
 def _parameters(loaded: Loaded) -> Iterator[tuple[str, str]]:
-    """Yield Ollama's name and the value of each parameter for requests that do not set it: the model's default, or else what its files
-    recommend. Parameters with neither are left out. The default stop strings follow, one `stop` for each."""
+    """Yield each parameter under Ollama's name, with its value for requests that do not set it: the model's default, or else the value that
+    the model's files recommend. Leave out parameters that have neither. At the end, yield a `stop` for each default stop string."""
     own, recommended = loaded.defaults.given, loaded.tokenizer.generation_defaults
     for ours, theirs in PARAMETERS.items():
         value = own.get(ours, getattr(recommended, ours, None))
@@ -178,7 +178,8 @@ def _parameters(loaded: Loaded) -> Iterator[tuple[str, str]]:
 
 
 def _modelfile(name: str, loaded: Loaded, parameters: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield the lines of a Modelfile that would give a model these defaults. If it has no defaults of its own, parameters are left out."""
+    """Yield the lines of a Modelfile that would give a model the defaults of this one. If this model has no defaults of its own, leave out
+    the parameters."""
     yield f"FROM {name}"
     if loaded.defaults.system is not None:
         yield f'SYSTEM """{loaded.defaults.system}"""'

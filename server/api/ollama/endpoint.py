@@ -43,8 +43,8 @@ from server.models.model import Loaded, Model, ModelState
 from server.models.sleep import wake_up
 
 encode = msgspec.json.encode
-# Ollama has /v1/messages from this version on. Some clients refuse versions below one that they need, and may expect of a later version
-# what this server does not have.
+# The first version of Ollama that has /v1/messages. Some clients refuse versions that are too low for them. If this version were higher,
+# clients might expect endpoints that this server does not have.
 OLLAMA = "0.14.0"
 
 
@@ -65,7 +65,7 @@ class OllamaVersion(TypedDict):
 
 
 class OllamaError(TypedDict):
-    """Ollama's error shape, with `code` and `param` as in our other errors."""
+    """Ollama's error shape, with `code` and `param` as in the errors of the other APIs."""
 
     error: str
     code: str
@@ -87,7 +87,8 @@ def router(context: Context) -> APIRouter:
     keeping = Keeping(settings)
 
     def ready(request: Request) -> list[tuple[str, Model, Loaded]]:
-        """Return each name of each ready model that the caller may use, as (name, model, `Loaded`). The model's own name comes first."""
+        """Return each name of each ready model that the caller may use, as (name, model, `Loaded`). A model's own name precedes its
+        aliases."""
         seen = context.models_for(request)
         return [
             (name, model, model.loaded.variants.get(name, model.loaded))
@@ -106,8 +107,8 @@ def router(context: Context) -> APIRouter:
         *,
         asked: ChatBody | None = None,
     ) -> Response:
-        """Generate, and return the response. `ignored`: fields of the request that have no effect; further ones are added to this list.
-        `asked`: the chat request, if the chat template made the prompt."""
+        """Generate the answer for a plan, and return the response. `ignored`: fields of the request that have no effect; further ones are
+        added to this list. `asked`: the chat request, if the chat template made the prompt."""
         let_go = keeping.after(model, body, caller(request))
         ignored += body.ineffective + (["keep_alive"] if let_go is None and body.lets_go else [])
         if body.think and not (loaded.chats and loaded.dialect.thinks):
@@ -217,7 +218,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/api/version", responses=gives(OllamaVersion))
     async def version() -> Response:
-        """Return the version of Ollama whose API this is. /version returns the version of this server."""
+        """Return the version of Ollama whose API this server implements. /version returns the version of this server."""
         told: OllamaVersion = {"version": OLLAMA}
         return json_answer(told)
 

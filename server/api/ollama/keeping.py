@@ -1,4 +1,4 @@
-"""Put a model to sleep for Ollama's `keep_alive: 0`. This frees the model's memory, and its next request wakes it."""
+"""Put a model to sleep for Ollama's `keep_alive: 0`. Sleep frees the model's memory, and the next request for the model wakes it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class Keeping:
-    """Answers and carries out what a request says with `keep_alive`."""
+    """Does what requests ask for by `keep_alive`, and answers requests without a prompt."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(self, model: Model, body: OllamaBody, who: Caller, empty: Mapping[str, object]) -> Response:
-        """Answer a request without a prompt, by which Ollama's clients load a model, or put it to sleep with `keep_alive: 0`. A sleeping
-        model wakes, unless it is to sleep. `empty` has the fields of an empty answer. Raise ApiError if the model does not wake up, if the
-        caller may not put it to sleep, or if it is pinned."""
+        """Answer a request without a prompt, by which Ollama's clients load a model, or put it to sleep with `keep_alive: 0`. Without
+        `keep_alive: 0`, a sleeping model wakes. `empty` has the fields of an empty answer. Raise ApiError if the model does not wake up, or
+        if it is to sleep, and the caller may not put models to sleep or the model is pinned."""
         if body.lets_go:
             if not who.is_admin:
                 raise ApiError(ADMIN_KEY_REQUIRED, "keep_alive is 0, and unloading a model needs an admin key", param="keep_alive")
@@ -44,12 +44,13 @@ class Keeping:
 
     def after(self, model: Model, body: OllamaBody, who: Caller) -> Callable[[], None] | None:
         """Return a function that begins to put the model to sleep once its requests have ended, or None if the request does not ask for
-        that, if the caller may not, or if the model is pinned."""
+        that, if the caller may not put models to sleep, or if the model is pinned."""
         if not (body.lets_go and who.is_admin) or model.spec.pin:
             return None
 
         def begin() -> None:
-            """Begin to put the model to sleep. The set keeps a reference to the task, so that it is not collected before it ends."""
+            """Begin to put the model to sleep. The set keeps a reference to the task, so that the task is not garbage-collected before it
+            ends."""
             task = asyncio.create_task(self._sleep(model))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -57,7 +58,7 @@ class Keeping:
         return begin
 
     async def _sleep(self, model: Model) -> None:
-        """Put a model to sleep once its requests have ended, or after `drain_s`. If it cannot sleep, log why."""
+        """Put a model to sleep once its requests have ended, or after `drain_s`. If the model cannot sleep, log why."""
         try:
             await put_to_sleep(model, "wait", patience_s=self._settings.drain_s)
         except ApiError as error:  # the model was unloaded meanwhile, or its worker is being restarted

@@ -1,5 +1,5 @@
 """Ollama's /api/pull, /api/delete, /api/copy and /api/create: download and load a model, unload and delete it, or give it a further name.
-They are part of the administration."""
+These endpoints are only for admins."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OllamaPullBody(Options):
 
     model: Label = Field(validation_alias=AliasChoices("model", "name"))
     stream: bool | None = None  # None: true
-    insecure: bool | None = None  # no effect: the hub is always accessed by its own client
+    insecure: bool | None = None  # no effect: downloads always go through the hub's own client
 
 
 class OllamaDeleteBody(Options):
@@ -61,7 +61,7 @@ class OllamaCopyBody(Options):
 
 
 class OllamaCreateBody(Options):
-    """The body of /api/create: a further name, and its own defaults."""
+    """The body of /api/create: a further name of a model, and the defaults of this name."""
 
     model: Alias = Field(validation_alias=AliasChoices("model", "name"))
     source: Label | None = Field(default=None, alias="from")
@@ -72,7 +72,7 @@ class OllamaCreateBody(Options):
 
 
 class OllamaProgress(TypedDict):
-    """A line that tells how far a request is."""
+    """A line about the progress of a request."""
 
     status: str
     digest: NotRequired[str]
@@ -85,8 +85,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/pull", responses=_lines())
     async def pull(body: OllamaPullBody) -> Response:
-        """Download the missing files of a model, and load it under the requested name. If the name is that of a served model, and nothing
-        can be downloaded under it, there is nothing to do."""
+        """Download the missing files of a model, and load it under the requested name. If nothing can be downloaded under the name, but it
+        is the name or alias of a loaded model, do nothing."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         name = _plain(body.model)
         try:
@@ -109,7 +109,7 @@ def router(context: Context) -> APIRouter:
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         given = without_host(body.model)
         name = next((one for one in names_like(given) if _is_named(one, registry)), _plain(given))
-        if name in registry.aliases():  # the name is that of a copy
+        if name in registry.aliases():  # the name is an alias, such as /api/copy makes
             await registry.remove_alias(name)
             return Response(headers=headers)
         source = await _unloaded(name, registry, settings)
@@ -147,22 +147,22 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-OURS = {theirs: ours for ours, theirs in PARAMETERS.items()} | {"stop": "stop"}  # by Ollama's name of a parameter, ours
+OURS = {theirs: ours for ours, theirs in PARAMETERS.items()} | {"stop": "stop"}  # Ollama's name of a parameter -> this server's name
 # parameters that say how to run a model, which is decided when it is loaded
 OF_A_LOAD = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "repeat_last_n", "use_mmap", "use_mlock", "low_vram")
 
 
 def _defaults(body: OllamaCreateBody, registry: Registry) -> tuple[Defaults, list[str]]:
-    """Return the defaults of a model to create, and the names of parameters without effect: they say how to run a model, and the loaded
-    one runs already. Raise ApiError if a parameter is unknown or not valid, if the model is not loaded, or if its context is shorter than
-    `num_ctx`."""
+    """Return the defaults of a model to create, and the names of parameters without effect: those that say how to run a model, which is
+    decided when it is loaded. Raise ApiError if a parameter is unknown or not valid, if the model is not loaded, or if its context is
+    shorter than `num_ctx`."""
     values: dict[str, Any] = {"system": body.system, "template": body.template or None}
     ignored: list[str] = []
     for name, value in (body.parameters or {}).items():
         if name in OF_A_LOAD:
             ignored.append(f"parameters.{name}")
         elif name == "num_predict" and isinstance(value, int) and value < 0:
-            continue  # no limit, which is the default
+            continue  # no limit on the tokens of an answer, which is the default
         elif name in OURS:
             values[OURS[name]] = value
         else:
@@ -189,7 +189,8 @@ def _plain(name: str) -> str:
 
 
 async def _pulled(spec: ModelSpec | None, registry: Registry) -> AsyncGenerator[bytes, None]:
-    """Yield a line for each step of the download and the load. Raise ApiError if either fails. `spec` is None if there is nothing to do."""
+    """Yield a line for each step of the download and the load. Raise ApiError if the download or the load fails. `spec` is None if there is
+    nothing to do."""
     yield _line("pulling manifest")
     if spec is None:
         yield _line("success")
@@ -225,7 +226,7 @@ async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> 
         source = resolve(name, settings, registry.downloads) if model is None else model.spec.source
     except ApiError as error:
         if _is_downloadable(name, registry):
-            raise  # the file may be here; without --allow-hub it stays
+            raise  # the model's files may be on this machine; without --allow-hub they are not deleted
         raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not on this machine", param="model") from error
     if not _is_downloadable(source, registry):
         message = f"model {name!r} was not downloaded by relaxserve, so its files are kept; unload it by DELETE /admin/models/{name}"
@@ -234,7 +235,7 @@ async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> 
         await registry.unload(name if model is None else model.spec.name, drain_s=settings.drain_s)
     except ApiError as error:
         if model is not None or error.kind is not MODEL_NOT_FOUND:
-            raise  # without a model, the state file may still have the name
+            raise  # MODEL_NOT_FOUND without a model is no error: the state file does not have the name either
     return source
 
 
@@ -249,6 +250,6 @@ def _is_served(name: str, registry: Registry) -> bool:
 
 
 def _is_downloadable(source: str, registry: Registry) -> bool:
-    """Return whether the server's library can download a source: a name of its list, or an id of the hub. Any other source is an absolute
-    path."""
+    """Return whether the server's library can download a source: a name of the library's list, or an id of the hub. Any other source is an
+    absolute path."""
     return source in registry.downloads or is_hub_id(source)

@@ -36,7 +36,7 @@ from server.interfaces import Tokenizer
 from server.speech.transcript import Segment, srt, text_of, vtt
 
 EVENTS = Framing(end=b"")
-AS_TEXT = {  # by the format of a text: its media type, and the function that writes it
+AS_TEXT = {  # format of an answer that is plain text -> its media type, and the function that writes it
     "text": ("text/plain", lambda segments: text_of(segments) + "\n"),
     "srt": ("application/x-subrip", srt),
     "vtt": ("text/vtt", vtt),
@@ -98,7 +98,7 @@ def router(context: Context) -> APIRouter:
         if loaded.speech is None:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} does not transcribe speech", param="model")
         recording = await while_connected(request, decoder.decode(bytes(data), loaded.ready.num_mels))
-        data.clear()  # a transcription may run for long
+        data.clear()  # free the file's bytes, because a transcription may run for long
         who = caller(request)
         run = run_of(loaded, context.metrics_of(model.spec.name), who)
         wanted = await request_of(asked, task, loaded, loaded.speech, who)

@@ -15,10 +15,10 @@ FILE = "file"
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
-GRANULARITIES, INCLUDE = "timestamp_granularities[]", "include[]"  # lists
-ITEM = re.compile(r"\[\d{0,3}\]$")  # brackets after the name of a list; PHP and axios write an index into them
+GRANULARITIES, INCLUDE = "timestamp_granularities[]", "include[]"  # fields that are lists
+ITEM = re.compile(r"\[\d{0,3}\]$")  # brackets after the name of a list; PHP and axios write an index into the brackets
 LOGPROBS = "logprobs"
-CHUNKING = "chunking_strategy"  # no effect: the model's time stamps decide where windows begin
+CHUNKING = "chunking_strategy"  # no effect: the model's time stamps decide where a recording is divided
 KNOWN = ("model", "language", "prompt", "response_format", "temperature", "stream", "seed", "user", CHUNKING, GRANULARITIES, INCLUDE)
 WHOLE = ("srt", "vtt")  # formats that are written as a whole, and not streamed
 UNSUPPORTED = {
@@ -32,7 +32,7 @@ class SpeechForm:
     """The fields of a form, checked."""
 
     model: str | None
-    language: str | None  # None: the model finds it
+    language: str | None  # None: the model finds the language
     prompt: str
     format: Format
     temperature: float  # 0: begin with 0, and try higher temperatures for windows whose transcript is bad
@@ -78,7 +78,7 @@ def read_form(form: Form, *, strict: bool, translates: bool) -> SpeechForm:
 
 
 def _name_of(field: str) -> str:
-    """Return the name of a field as this module writes it: that of a list ends with [], whatever brackets follow it in the form. Fields
+    """Return the name of a field as this module writes it: the name of a list ends with [], whatever brackets follow it in the form. Fields
     such as `chunking_strategy[type]` count as CHUNKING."""
     name = ITEM.sub("", field)
     if f"{name}[]" in (GRANULARITIES, INCLUDE, *UNSUPPORTED):
@@ -87,14 +87,15 @@ def _name_of(field: str) -> str:
 
 
 def _format(text: str) -> Format:
-    """Return the format of the answer. Raise ApiError if it is unknown."""
+    """Return the format of the answer. Raise ApiError if the format is unknown."""
     if text not in FORMATS:
         raise invalid("response_format", f"response_format is {text!r:.40}; expected one of {', '.join(FORMATS)}")
     return text
 
 
 def _times(asked: Sequence[str], format: Format) -> frozenset[str]:
-    """Return the parts whose times are requested. Raise ApiError if one is unknown, or if the format does not show times of words."""
+    """Return the kinds of parts whose times are requested. Raise ApiError if a kind is unknown, or if the format does not show times of
+    words."""
     times = frozenset(asked) or frozenset({"segment"})
     if unknown := times - {"segment", "word"}:
         raise invalid(GRANULARITIES, f"{GRANULARITIES} is {min(unknown)!r:.40}; expected segment or word")
@@ -104,7 +105,8 @@ def _times(asked: Sequence[str], format: Format) -> frozenset[str]:
 
 
 def _includes(asked: Sequence[str], format: Format) -> bool:
-    """Return whether log-probabilities are requested. Raise ApiError if anything else is, or if the format does not show them."""
+    """Return whether log-probabilities are requested. Raise ApiError if anything else is requested, or if the format does not show
+    log-probabilities."""
     if unknown := set(asked) - {LOGPROBS}:
         raise invalid(INCLUDE, f"{INCLUDE} is {min(unknown)!r:.40}; expected {LOGPROBS}")
     if LOGPROBS in asked and format != "json":
@@ -113,7 +115,7 @@ def _includes(asked: Sequence[str], format: Format) -> bool:
 
 
 def _temperature(text: str) -> float:
-    """Return the temperature. Raise ApiError unless it is a number from 0 to 1."""
+    """Return the temperature. Raise ApiError unless the text is a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -124,14 +126,14 @@ def _temperature(text: str) -> float:
 
 
 def _flag(name: str, text: str) -> bool:
-    """Return the value of a field that is true or false. Raise ApiError for anything else."""
+    """Return the value of a field that is true or false. Raise ApiError for any other text."""
     if text.lower() not in FLAGS:
         raise invalid(name, f"{name} is {text!r:.40}; expected true or false")
     return FLAGS[text.lower()]
 
 
 def _seed(text: str) -> int:
-    """Return the seed. Raise ApiError unless it is an integer that is not negative."""
+    """Return the seed. Raise ApiError unless the text is an integer that is not negative."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise invalid("seed", f"seed is {text!r:.40}; expected an integer from 0 to 10^18")
     return int(text)

@@ -54,8 +54,8 @@ async def request_of(asked: SpeechForm, task: str, loaded: Loaded, tokens: Speec
 
 
 def _prompt_ids(text: str, loaded: Loaded, tokens: SpeechTokens) -> tuple[int, ...]:
-    """Return the last tokens of the text that precedes the speech, as many as a window reads. Raise ApiError if the text has a special
-    token."""
+    """Return the last tokens of the text that precedes the speech, at most as many as a window reads. Raise ApiError if the text has a
+    special token."""
     if not text:
         return ()
     (ids,) = encode_prompts([f" {text}"], loaded.tokenizer, "prompt", special=False, context=MOST_BEFORE, keep=MOST_BEFORE, side="left")

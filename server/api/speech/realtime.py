@@ -1,7 +1,7 @@
 """GET /v1/realtime: transcription over a WebSocket, in the events of OpenAI's transcription sessions.
 
 The client appends samples to a buffer. The client commits the buffer, or the server does where speech ends (`turn_detection`). A committed
-buffer is an item. One task transcribes the items of a connection one after another, like files.
+buffer is an item. One task transcribes the items of a connection one after another, as the server transcribes uploaded files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 SAMPLE_BYTES = 2
 LEAST_MS = 100  # shortest buffer that can be committed
-MOST_ITEMS = 32  # items of a connection that wait for their transcripts; beyond them, the client is not read
+MOST_ITEMS = 32  # items of a connection that may wait for their transcripts; at this number, the next commit waits, and no event is read
 MOST_MESSAGE_BYTES = 1 << 20  # 16 s of audio in base64
 MOST_SESSION_S = 3600.0  # after this time, the client must connect again
 EVENT = "conversation.item.input_audio_transcription."
@@ -65,7 +65,7 @@ class _Item:
 
     item_id: str
     samples: bytes  # 16-bit samples, RATE of them for each second
-    session: Session  # as it was when the item was committed
+    session: Session  # the session as it was when the item was committed
 
 
 class _Talk:
@@ -87,7 +87,7 @@ class _Talk:
         self._voice = self._new_voice()
 
     async def serve(self) -> None:
-        """Handle events and transcribe items until the connection ends. Raise WebSocketError if it must be closed."""
+        """Handle events and transcribe items until the connection ends. Raise WebSocketError if the connection must be closed."""
         await self._send("session.created", session=self._session.described(self._id))
         tasks = [asyncio.create_task(self._read_events()), asyncio.create_task(self._transcribe_items())]
         try:
@@ -101,15 +101,15 @@ class _Talk:
             self._share.hold(0)
 
     async def _read_events(self) -> None:
-        """Handle the events of the client until it leaves. If the server stops or the session has lasted too long, first wait for the items
-        that were committed."""
+        """Handle the events of the client until the client leaves. If the server stops or the session has lasted too long, first wait for
+        the items that were committed."""
         try:
             async with aclosing(self._connection.texts(self._hold_unread)) as texts:
                 async for text in texts:
                     await self._handle(text)
         except WebSocketError as error:
             if error.code is CloseCode.GOING_AWAY:
-                await self._items.join()  # what was committed gets its transcript
+                await self._items.join()  # committed items still get their transcripts
             raise
 
     # --- bytes that the connection holds ---
@@ -120,7 +120,7 @@ class _Talk:
         return len(self._buffer) + self._num_waiting + self._num_unread
 
     def _hold_unread(self, num_bytes: int) -> None:
-        """Count the bytes of an incomplete message. Raise WebSocketError if the connection then holds too many."""
+        """Count the bytes of an incomplete message. Raise WebSocketError if the connection then holds too many bytes."""
         self._num_unread = num_bytes
         try:
             self._share.hold(self._num_bytes)
@@ -132,7 +132,7 @@ class _Talk:
         await self._connection.send_text(msgspec.json.encode({"type": kind, "event_id": f"event_{secrets.token_hex(8)}", **fields}))
 
     async def _handle(self, text: bytes) -> None:
-        """Handle an event. If it is not accepted, send an error."""
+        """Handle an event. If the event is not accepted, send an error."""
         event_id = None
         try:
             event = await _event_of(text)
@@ -142,7 +142,7 @@ class _Talk:
             await self._send("error", error={**_described(error), "event_id": event_id if isinstance(event_id, str) else None})
 
     async def _apply(self, event: Mapping[str, Any]) -> None:
-        """Do what an event asks for. Raise ApiError if it is not accepted."""
+        """Do what an event asks for. Raise ApiError if the event is not accepted."""
         match event["type"]:
             case "session.update":
                 session = updated(self._session, event)
@@ -169,16 +169,17 @@ class _Talk:
     # the buffer
 
     def _new_voice(self, session: Session | None = None) -> VoiceDetector | None:
-        """Return a detector for the audio after the buffer, or None if the session detects no turns. `session` replaces the present one.
-        The detector takes over the noise level of the present detector, and its times are counted from the end of the buffer."""
+        """Return a detector for the audio after the buffer, or None if the session detects no turns. `session`: the session that is about
+        to replace the present one. The new detector takes over the noise level of the present detector, and counts times from the end of
+        the buffer."""
         turns = (session or self._session).turns
         self._voice_begin_ms = _ms(self._num_dropped + len(self._buffer))
         return None if turns is None else VoiceDetector(turns, RATE, self._voice and self._voice.noise_db)
 
     async def _append(self, data: bytes) -> None:
-        """Add samples to the buffer. If the session detects turns, tell the client where speech begins and ends in them, commit the buffer
-        where it ends, and drop audio that belongs to no speech. Wait while the items and the buffer have too much audio together. Raise
-        ApiError if the buffer or the memory is full."""
+        """Add samples to the buffer. If the session detects turns, tell the client where speech begins and ends in the samples, commit the
+        buffer up to each end of speech, and drop audio that belongs to no speech. First wait while waiting items and the buffer have too
+        much audio together. Raise ApiError if the buffer or the memory is full."""
         most = self._speech.most_bytes
         if len(self._buffer) + len(data) > most:
             text = f"audio would bring the buffer to more than {most // (RATE * SAMPLE_BYTES)} s; commit or clear the buffer"
@@ -199,18 +200,19 @@ class _Talk:
             else:
                 await self._send("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._next_id)
                 await self._commit(_bytes(at_ms) - self._num_dropped)
-        if not voice.is_speaking:  # keep only what may belong to the next speech
+        if not voice.is_speaking:  # keep only the last audio, which may belong to the next speech
             self._drop(len(self._buffer) - _bytes(voice.kept_ms))
 
     def _drop(self, num_bytes: int) -> None:
-        """Remove the first bytes of the buffer, in whole samples. A negative number removes none."""
+        """Remove the first bytes of the buffer, in whole samples. A negative number removes nothing."""
         num_bytes = max(0, min(num_bytes, len(self._buffer))) // SAMPLE_BYTES * SAMPLE_BYTES
         del self._buffer[:num_bytes]
         self._num_dropped += num_bytes
         self._share.hold(self._num_bytes)
 
     async def _commit(self, num_bytes: int) -> None:
-        """Make the first bytes of the buffer an item, and tell the client. If MOST_ITEMS items wait, wait until one of them is taken."""
+        """Make the first bytes of the buffer an item, and tell the client. If MOST_ITEMS items wait, wait until the transcription of one
+        begins."""
         samples = bytes(self._buffer[: num_bytes // SAMPLE_BYTES * SAMPLE_BYTES])
         item_id, self._next_id, before = self._next_id, _new_id(), self._last_id
         self._last_id = item_id
@@ -267,7 +269,8 @@ class Speech:
         self.most_bytes = round(min(settings.max_audio_s * RATE * SAMPLE_BYTES, settings.max_audio_bytes))
 
     async def check(self, session: Session) -> None:
-        """Raise ApiError unless the session can be served. If it has yet to name one of several models, check nothing."""
+        """Raise ApiError unless the session can be served. If the server has several models and the session does not name one yet, check
+        nothing."""
         try:
             _, loaded, tokens = self._model(session.model)
         except ApiError as error:
@@ -277,7 +280,7 @@ class Speech:
         await request_of(_form(session), "transcribe", loaded, tokens, caller(self._request))
 
     def _model(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded, SpeechTokens]:
-        """Return the model, its loaded parts and its tokens for speech. Raise ApiError if it does not transcribe."""
+        """Return the model, its loaded parts and its tokens for speech. Raise ApiError if the model does not transcribe speech."""
         model, loaded = self._context.serve(self._request, name, has_begun=has_begun)
         if loaded.speech is None:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} does not transcribe speech", param="model")
@@ -285,12 +288,12 @@ class Speech:
 
     async def texts(self, item: _Item) -> AsyncGenerator[tuple[str, list[TranscriptLogprob] | None], None]:
         """Yield the texts of an item's segments, each with the log-probabilities of its tokens, or with None if the session does not ask
-        for them. Each item counts as a request for the rates of the key, and the key's present limits apply from then on. Raise ApiError if
-        the key may send no more requests, or if the model cannot transcribe the item."""
+        for them. Each item counts as a request toward the rates of the key, and from then on, the limits apply that the key has at this
+        time. Raise ApiError if the key may send no more requests, or if the model cannot transcribe the item."""
         who = caller(self._request)
         self._request.scope["relaxserve.caller"] = replace(who, limits=who.readmit())
         model, loaded, tokens = self._model(item.session.model, has_begun=True)
-        who = replace(caller(self._request), arrived_s=time.monotonic())  # later than the connection
+        who = replace(caller(self._request), arrived_s=time.monotonic())  # an item arrives later than its connection
         run = run_of(loaded, self._context.metrics_of(model.spec.name), who)
         recording = await self._decoder.decode(pcm_file(item.samples, RATE), loaded.ready.num_mels)
         wanted = await request_of(_form(item.session), "transcribe", loaded, tokens, who)
@@ -303,7 +306,7 @@ class Speech:
 
 def router(context: Context) -> APIRouter:
     routes, settings = new_router("OpenAI"), context.settings
-    # Sessions have a decoder of their own, because files that others upload may occupy theirs for long.
+    # Sessions have a decoder of their own, because uploaded files may occupy the decoder of the other endpoints for long.
     decoder, memory = AudioDecoder(settings.max_audio_s, context.held_audio), SessionMemory()
     limits = SocketLimits(min(settings.max_body_bytes, MOST_MESSAGE_BYTES), settings.body_timeout_s, MOST_SESSION_S)
 
@@ -328,8 +331,8 @@ def _form(session: Session) -> SpeechForm:
 
 
 async def _event_of(text: bytes) -> Mapping[str, Any]:
-    """Return the event in a message. Raise ApiError if it is not valid JSON, has too many or too deeply nested values, or is no object with
-    a type."""
+    """Return the event in a message. Raise ApiError if the message is not valid JSON, has too many or too deeply nested values, or is no
+    object with a type."""
     scan = JsonScan()
     for at in range(0, len(text), PIECE_BYTES):
         if at:
@@ -345,7 +348,7 @@ async def _event_of(text: bytes) -> Mapping[str, Any]:
 
 
 def _audio_of(event: Mapping[str, Any]) -> bytes:
-    """Return the samples in an event. Raise ApiError if there are none, or if they are not whole samples in base64."""
+    """Return the samples in an event. Raise ApiError if the event has no samples, or if they are not whole samples in base64."""
     try:
         data = b64decode(event.get("audio") or "?", validate=True)
     except (binascii.Error, TypeError, ValueError):
@@ -356,7 +359,7 @@ def _audio_of(event: Mapping[str, Any]) -> bytes:
 
 
 def _described(error: ApiError) -> dict[str, Any]:
-    """Return an error as an event has it."""
+    """Return an error in the shape that it has in events."""
     return {"type": error.kind.type, "code": error.kind.code, "message": error.message, "param": error.param}
 
 
@@ -371,5 +374,5 @@ def _ms(num_bytes: int) -> int:
 
 
 def _bytes(ms: int) -> int:
-    """Return the bytes of samples of this duration."""
+    """Return the number of bytes of samples of this duration."""
     return ms * RATE // 1000 * SAMPLE_BYTES

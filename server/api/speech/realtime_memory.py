@@ -15,7 +15,8 @@ class SessionMemory:
     """The bytes that all sessions hold, and their limits."""
 
     def __init__(self, most_bytes: int = MOST_BYTES, most_of_owner: int = MOST_OF_OWNER_BYTES) -> None:
-        """`most_bytes`: for all sessions together. `most_of_owner`: bytes of the sessions of one key, or of one session without a key."""
+        """`most_bytes`: most bytes of all sessions together. `most_of_owner`: most bytes of the sessions of one key, or of one session
+        without a key."""
         self.most_bytes, self.most_of_owner = most_bytes, most_of_owner
         self.num_bytes = 0
         self.of_owner = Counter[Hashable]()  # owners that hold nothing are left out

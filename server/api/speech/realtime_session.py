@@ -21,8 +21,8 @@ T = TypeVar("T")
 class Session:
     """The settings of a session."""
 
-    model: str | None = None  # None: the only model
-    language: str | None = None  # None: the model finds it
+    model: str | None = None  # None: the server's only model
+    language: str | None = None  # None: the model finds the language
     prompt: str = ""
     turns: TurnDetection | None = USUAL_TURNS  # None: the client commits the buffer
     tells_logprobs: bool = False  # report the log-probability of each token
@@ -80,7 +80,7 @@ def updated(session: Session, event: Mapping[str, Any]) -> Session:
 
 
 def _includes(asked: object) -> bool:
-    """Return whether log-probabilities are requested. Raise ApiError if anything else is."""
+    """Return whether log-probabilities are requested. Raise ApiError if anything else is requested."""
     if asked not in (None, [], [LOGPROBS]):
         raise _unsupported("session.include", asked, f"[{LOGPROBS!r}], or null")
     return bool(asked)
@@ -129,8 +129,8 @@ def _fields(values: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def _typed(values: Mapping[str, Any], name: str, kind: type[T], usual: T | None) -> T | None:
-    """Return the value under the last part of `name`, which may be null, or `usual` if it is absent. Raise ApiError if it has another type
-    than `kind`."""
+    """Return the value under the last part of `name`, which may be null, or `usual` if it is absent. Raise ApiError if it is neither null
+    nor of the type `kind`."""
     value = values.get(name.rpartition(".")[2], usual)
     if value is not None and not isinstance(value, kind):
         expected = "an object" if kind is dict else "a text"
@@ -139,7 +139,8 @@ def _typed(values: Mapping[str, Any], name: str, kind: type[T], usual: T | None)
 
 
 def _number(values: Mapping[str, Any], name: str, usual: float, most: float) -> float:
-    """Return the number under the last part of `name`, or `usual` if it is absent or null. Raise ApiError unless it is from 0 to `most`."""
+    """Return the number under the last part of `name`, or `usual` if it is absent or null. Raise ApiError unless the number is from 0 to
+    `most`."""
     value = values.get(name.rpartition(".")[2])
     if value is None:
         return usual

@@ -81,7 +81,7 @@ class TranscriptDelta(TypedDict):
 
 
 class TranscriptDone(TypedDict):
-    """The end of a stream. If verbose_json is asked for, it also has the fields of VerboseTranscript."""
+    """The event at the end of a stream. If the request asks for verbose_json, the event also has the fields of VerboseTranscript."""
 
     type: Literal["transcript.text.done"]
     text: str
@@ -95,7 +95,7 @@ def short(segments: Sequence[Segment], duration_s: float) -> Transcript:
 
 
 def verbose(segments: Sequence[Segment], duration_s: float, task: str, language: str, times: Collection[str]) -> VerboseTranscript:
-    """Return a transcript with its segments, its words, or both. `times` says which: "segment", "word"."""
+    """Return a transcript with its segments, its words, or both. `times` names what the transcript has: "segment", "word"."""
     answer: VerboseTranscript = {
         "task": task,
         "language": name_of(language),
@@ -111,7 +111,7 @@ def verbose(segments: Sequence[Segment], duration_s: float, task: str, language:
 
 
 def delta(text: str) -> TranscriptDelta:
-    """Return the event for a further text."""
+    """Return the event for a further piece of the text."""
     return {"type": "transcript.text.delta", "delta": text}
 
 

@@ -1,5 +1,6 @@
-"""Transcribe a recording of any length window by window, as Whisper's authors do. A window is one request of the engine, and begins where
-the last complete segment ended. If a transcript repeats itself or is improbable, the window is transcribed again, at a higher temperature.
+"""Transcribe a recording of any length window by window, as Whisper's authors do. A window begins where the last complete segment ended.
+The engine transcribes a window in one request. If the transcript repeats itself or is improbable, the window is transcribed again, at a
+higher temperature.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from server.speech.transcript import Segment, compression_of
 from server.speech.words import TimedWords, timed_words
 from server.text.detokenize import StopRules
 
-STAMP_HOPS = 2  # hops from one time stamp to the next
+STAMP_HOPS = 2  # hops, each of HOP samples, from one time stamp to the next
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried one after the other
-# A transcript with a higher compression repeats itself, and one with a lower mean log-probability is improbable. A window with a higher
-# probability of silence has no speech, if its transcript is also improbable.
+# A transcript whose compression exceeds the first limit repeats itself. A transcript whose mean log-probability is below the second limit
+# is improbable. A window whose probability of silence exceeds the third limit has no speech, if its transcript is also improbable.
 MOST_COMPRESSION, LEAST_LOGPROB, MOST_SILENCE = 2.4, -1.0, 0.6
 MOST_FIRST_S = 1.0  # the first segment of a window begins within this time
-FORGETFUL = 0.5  # text that was drawn at a higher temperature than this is no context of the next window
+FORGETFUL = 0.5  # text drawn at a higher temperature than this is not given to the next window as context
 MOST_TOKENS = 224  # largest number of tokens of a window's transcript
-TOP = 20  # alternatives, among which the token of silence is looked up
+TOP = 20  # number of most probable tokens, among which the token of silence is looked up
 
 Run = Callable[[Job], Generation]
 Align = Callable[[Embed], Awaitable[Embedding]]
@@ -52,7 +53,7 @@ class Request:
     language: str | None  # None: not known yet
     task: str  # transcribe or translate
     prompt_ids: tuple[int, ...]  # tokens of the text that precedes the speech
-    align: Align | None = None  # asks for the attention to audio, if times of words are wanted
+    align: Align | None = None  # returns the attention of tokens to the audio; None: no times of words are wanted
     temperatures: tuple[float, ...] = TEMPERATURES
 
 
@@ -84,7 +85,7 @@ class _Attempt:
 
 async def segments_of(request: Request, recording: Recording, run: Run) -> AsyncGenerator[Segment, None]:
     """Transcribe a recording, and yield its segments in order, without those that have no text or no duration. `run` generates the answer
-    to a job. Raise ApiError if it fails."""
+    to a job. Raise ApiError if a generation fails."""
     seek, spoken_s, earlier = 0, 0.0, list(request.prompt_ids)
     while seek < recording.num_hops:
         size, offset_s = min(request.num_hops, recording.num_hops - seek), seek * HOP / RATE
@@ -106,7 +107,7 @@ async def segments_of(request: Request, recording: Recording, run: Run) -> Async
             num_seen += len(part.token_ids)
             text = request.decode([token for token in part.token_ids if token < request.tokens.end])
             if text.strip() and part.end_s > part.start_s:
-                earlier += part.token_ids  # with its stamps, as Whisper's authors do
+                earlier += part.token_ids  # including the stamps, as Whisper's authors do
                 facts = best.temperature, best.mean_logprob, best.compression, best.silence
                 yield Segment(seek, part.start_s, part.end_s, text, part.token_ids, *facts, part.words, logprobs)
         if best.temperature > FORGETFUL:
@@ -115,7 +116,8 @@ async def segments_of(request: Request, recording: Recording, run: Run) -> Async
 
 
 async def with_language(request: Request, recording: Recording, run: Run) -> Request:
-    """Return the request with the language that is most probable at the beginning of the recording. `run` starts the job that finds it."""
+    """Return the request with the language that is most probable at the beginning of the recording. `run` starts the job that finds the
+    language."""
     codes = {token_id: code for code, token_id in request.tokens.languages.items()}
     params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes))
     audio = recording.piece(0, min(request.num_hops, recording.num_hops))
@@ -135,7 +137,7 @@ class _Cut:
 
 def _cut(tokens: SpeechTokens, token_ids: Sequence[int], size: int, offset_s: float) -> _Cut:
     """Cut the tokens of a window of `size` hops, which begins at `offset_s`, at its pairs of time stamps. Without pairs, the window is one
-    segment. Otherwise, leave out what follows the last pair, unless it is a segment that is complete: the next window begins there."""
+    segment. Otherwise, leave out the tokens after the last pair, where the next window then begins, unless they are a complete segment."""
     first = tokens.first_stamp
 
     def part(start: int, end: int, own: Sequence[int]) -> Part:
@@ -159,7 +161,8 @@ def _cut(tokens: SpeechTokens, token_ids: Sequence[int], size: int, offset_s: fl
 
 
 async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: Run) -> _Attempt:
-    """Transcribe a window, at higher temperatures until the transcript is good. `earlier` has the tokens of the text before it."""
+    """Transcribe a window at one temperature after another, until a transcript is good. `earlier` has the tokens of the text before the
+    window."""
     tokens = request.tokens
     most_before = min(MOST_BEFORE, request.most_context // 2 - 1)
     prompt = tokens.prompt(request.language, request.task, earlier[-most_before:])
@@ -184,15 +187,15 @@ async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: 
         attempts.append(_Attempt(token_ids, each, temperature, mean, _share(row, tokens.silence), text))
         if attempts[-1].is_good:
             return attempts[-1]
-    # If none is good, take the most probable one, at best one that does not repeat itself. The highest temperature marks its text as no
-    # context of later windows.
+    # If no attempt is good, take the most probable of those that do not repeat themselves or, if all do, of all. Its temperature becomes
+    # the last one that was tried, so that its text is not given to the next window if high temperatures were needed.
     best = max(attempts, key=lambda attempt: (attempt.compression <= MOST_COMPRESSION, attempt.mean_logprob))
     return replace(best, temperature=request.temperatures[-1])
 
 
 async def _words(request: Request, align: Align, audio: Audio, size: int, parts: Sequence[Part]) -> TimedWords:
-    """Return the words of the segments of a window of `size` hops, with times from its beginning; none if the segments have no text. Raise
-    ApiError if the worker fails."""
+    """Return the words of the segments of a window of `size` hops, with times counted from the window's beginning. Return no words if the
+    segments have no text. Raise ApiError if the worker fails."""
     tokens, common = request.tokens, request.submit
     start = tokens.prompt(request.language, request.task, [])
     texts = [token for part in parts for token in part.token_ids if token < tokens.end][: request.most_context - len(start) - 2]
@@ -219,7 +222,7 @@ async def _words(request: Request, align: Align, audio: Audio, size: int, parts:
 
 
 def _share(row: TokenLogprob | None, token_id: int) -> float:
-    """Return the probability of a token at the position of `row` if the row has it, else 0."""
+    """Return the probability of a token at the position of `row`, or 0 if `row` does not list the token."""
     if row is None:
         return 0.0
     found = dict(row.top) | {row.token_id: row.logprob}

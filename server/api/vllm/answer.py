@@ -30,7 +30,7 @@ class TokensChoice(TypedDict):
     token_ids: Sequence[int]
     logprobs: ChatLogprobs | None
     finish_reason: str | None
-    stop_reason: NotRequired[str | int | None]  # the stop string or stop token that has ended the choice; only at its end
+    stop_reason: NotRequired[str | int | None]  # the stop string or stop token that has ended the choice; only in its last part
     prompt_logprobs: NotRequired[PromptLogprobs]  # only in a stream; a whole answer has them beside its choices
 
 

@@ -9,7 +9,8 @@ from pydantic import Field
 from server.api.request.fields import Options
 from server.api.request.schema import Alternatives, CompletionBody, Int, Label, SamplingBody, StreamOptions, StructuredOutputs, TokenIds
 
-# Fields of vLLM's SamplingParams about texts, which this answer does not have, and about vLLM's own objects. Clients send all of them.
+# Fields of vLLM's SamplingParams about texts, which this answer does not have, and about vLLM's own objects. vLLM's clients send all of
+# these fields.
 NO_EFFECT = ("detokenize", "spaces_between_special_tokens", "output_kind", "skip_clone", "flat_logprobs")
 
 
@@ -24,7 +25,7 @@ class TokenSampling(SamplingBody):
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """The unknown fields, without those that have no effect here."""
+        """The unknown fields, without those in NO_EFFECT."""
         return {name: value for name, value in super().unknown.items() if name not in NO_EFFECT}
 
 
@@ -41,9 +42,9 @@ class GenerateTokensBody(Options):
     priority: Int | None = Field(default=None, ge=-(2**31), lt=2**31)
 
     def completion(self, most: int | None) -> CompletionBody:
-        """Convert the request to a completion whose prompt is `token_ids`. `most` is the model's default number of tokens; without one, an
-        answer may fill the context, as in vLLM. `cache_salt` and `priority` of the request take precedence over those of its
-        `sampling_params`."""
+        """Convert the request to a completion whose prompt is `token_ids`. `most` is the model's default limit on the tokens of an answer;
+        if it is None, an answer may fill the context, as in vLLM. `cache_salt` and `priority` of the request take precedence over those of
+        its `sampling_params`."""
         params = self.sampling_params
         sampling = {name: getattr(params, name) for name in SamplingBody.model_fields}
         sampling["cache_salt"] = params.cache_salt if self.cache_salt is None else self.cache_salt

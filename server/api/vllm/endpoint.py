@@ -1,4 +1,4 @@
-"""POST /inference/v1/generate, as in vLLM: tokens in, tokens out. Routers and trainers that tokenise by themselves use it."""
+"""POST /inference/v1/generate, as in vLLM: tokens in, tokens out. Routers and trainers that tokenise texts themselves use this endpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.api.vllm.answer import GeneratedTokens, TokensAnswer, TokensChunk
 from server.api.vllm.body import GenerateTokensBody, TokenSampling
 
 OF_SAMPLING = TokenSampling.model_fields.keys() - GenerateTokensBody.model_fields.keys()
-NAMES = {"prompt": "token_ids", **{name: f"sampling_params.{name}" for name in OF_SAMPLING}}  # fields of a completion, and their names here
+NAMES = {"prompt": "token_ids", **{name: f"sampling_params.{name}" for name in OF_SAMPLING}}  # field of a completion -> field of this API
 
 
 def router(context: Context) -> APIRouter:
