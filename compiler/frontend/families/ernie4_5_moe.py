@@ -25,7 +25,7 @@ def read(fields: Fields) -> ModelConfig:
     if fields.number("moe_norm_min", 1e-12) > LEAST_SUM:
         raise fields.error("moe_norm_min", f"at most {LEAST_SUM}")
     fields.require(use_bias=False, moe_gate="topk", moe_use_aux_free=True)
-    # Fields about training, and about layers that predict further tokens.
+    # Fields about training and multi-token prediction.
     fields.skip("moe_capacity", "num_nextn_predict_layers", "moe_group", "moe_aux_loss_lambda", "moe_orthogonal_loss_lambda")
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
     fields.fill(head_dim=head_dim)

@@ -29,7 +29,7 @@ ENCODER: Mapping[str, Any] = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-SECTIONS = (8, 12, 12)  # by default, the numbers of rotated pairs of each axis: see `read_axes`
+SECTIONS = (8, 12, 12)  # default numbers of rotated pairs per axis: see `read_axes`
 IMAGE_TOKEN_ID = 151_343
 
 

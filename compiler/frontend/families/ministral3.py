@@ -27,7 +27,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add how queries grow. The metadata states this in GROWTH, because GROWTH is the mark of files of this family."""
+    """Add `llama_4_scaling_beta`, by which queries grow. The metadata has the key GROWTH, because this key marks files of this family."""
     config["rope_scaling"] = {**(config["rope_scaling"] or {}), "llama_4_scaling_beta": metadata[GROWTH]}
 
 

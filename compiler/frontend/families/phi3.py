@@ -17,13 +17,13 @@ from compiler.frontend.rope import rope_fields
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(max_position_embeddings=4096, original_max_position_embeddings=4096)
-    # In this family, the outer field overrides the one of the rope.
+    # In this family, this field of the whole model overrides the field of the same name in the rope.
     rope_fields(fields, {ORIGINAL: fields.integer(ORIGINAL)})
     return replace(read_decoder(fields, eps=1e-5), windows=read_one_window(fields))
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Move the original context to the outer field, which overrides the one of the rope."""
+    """Copy the original context from the rope to the field of the whole model, which `read` prefers."""
     config[ORIGINAL] = (config["rope_scaling"] or {}).get(ORIGINAL)
 
 

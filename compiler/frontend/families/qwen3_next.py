@@ -93,8 +93,8 @@ def gated_attention(at: Layer, h: Var) -> Var:
 
 def _stacked_delta(at: Layer, h: Var) -> Var:
     """Apply the gated delta rule with stacked projections. Safetensors files group the rows by key head. A group has the head's query, its
-    key, and the values and gates of the value heads that share the key. Newer GGUF files (`apart`) have one matrix for the queries, then
-    the keys, then the values of all heads, and another for the gates. All files group the rows of `b` and `a` by key head."""
+    key, and the values and gates of the value heads that share the key. Newer GGUF files (`apart`) have one matrix with the queries, then
+    the keys, then the values of all heads, and another matrix with the gates. All files group the rows of `b` and `a` by key head."""
     net, c, r = at.step.net, at.step.config, at.step.config.recurrence
     assert r is not None, c
     each = r.num_heads // r.num_keys

@@ -34,8 +34,8 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Derive from the tensors whether attention and MLP are parallel. The metadata may be wrong: if the original config.json omits the
-    field, converters state that attention and MLP are parallel."""
+    """Derive from the tensors whether attention and MLP are parallel. The metadata may be wrong: if the original config.json omits
+    `use_parallel_residual`, converters state that attention and MLP are parallel."""
     config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in tensors
 
 
