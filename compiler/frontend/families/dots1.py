@@ -12,7 +12,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    if fields.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # published models state the routing method noaux_tc in this field
+    if fields.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # published models state noaux_tc, the routing method
         raise fields.error("scoring_func", "sigmoid")
     fields.require(topk_method="noaux_tc", moe_layer_freq=1)
     fields.fill(first_k_dense_replace=0)

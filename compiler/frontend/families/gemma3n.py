@@ -109,8 +109,8 @@ def _num_streams(step: Step) -> int:
 
 
 def _as_large(step: Step, x: Var, model: Var) -> Var:
-    """Scale each row of `x` to the root mean square of the same row of `model`. A row of `x` whose mean square is below LEAST_SQUARE
-    becomes smaller than that."""
+    """Scale each row of `x` to the root mean square of the same row of `model`. A row of `x` whose mean square is below LEAST_SQUARE gets a
+    smaller root mean square."""
     net = step.net
     own = net.call(MAXIMUM, _mean_square(step, x), ScalarValue(LEAST_SQUARE, "f32"))
     return net.call(DIVIDE, net.call(MULTIPLY, x, net.call(SQRT, _mean_square(step, model))), net.call(SQRT, own))

@@ -43,7 +43,7 @@ def read(fields: Fields) -> ModelConfig:
     for field, expected in (("attention_bias", "false"), ("sliding_window", "null"), ("residual_in_fp32", "false")):
         if fields.raw(field):
             raise fields.error(field, f"{expected}, as in all models")
-    # Fields about training, kernels and multi-token prediction, and fields that repeat fields that are read.
+    # Fields about training, kernels and multi-token prediction, and fields in place of which other fields are read.
     fields.skip("hidden_act", "rescale_prenorm_residual", "use_mamba_kernels", "moe_shared_expert_overlap", "norm_eps", "expand")
     fields.skip("rms_norm_eps", "num_query_groups", "time_step_rank")
     fields.skip("num_logits_to_keep", "num_nextn_predict_layers", "mtp_hybrid_override_pattern", "mtp_layers_block_type")

@@ -17,7 +17,7 @@ from compiler.ir.graph.atoms import Constant, ShapeValue, Var
 from compiler.ir.types import TensorType
 from compiler.ops.manipulate import BROADCAST_TO, CONCAT, PERMUTE_DIMS
 
-EPS = 1e-6  # epsilon of the norms of latents; the configuration's norm_eps does not affect it
+EPS = 1e-6  # epsilon of the norms of latent vectors; the configuration's norm_eps does not apply to them
 
 
 def latent_attention(layer: Layer, h: Var) -> Var:

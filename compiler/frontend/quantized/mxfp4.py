@@ -21,7 +21,7 @@ BYTES = 16  # bytes per block
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """Stacked matrices [experts, out, blocks, 16]."""
+    """The method MXFP4: stacked matrices [experts, out, blocks, 16 bytes]."""
 
     @property
     def layout(self) -> Layout:
