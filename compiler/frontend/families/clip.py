@@ -43,13 +43,14 @@ def read(fields: Fields) -> ModelConfig:
 
 def _former(fields: Fields, name: str, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields of the object `name`, which only older files have, and `defaults` for the fields that this object lacks. Return {}
-    if the object is missing or empty. The result overrides the fields of the object in newer files."""
+    if the object is missing or empty. The result overrides the fields of `text_config` or `vision_config`."""
     given = Fields(fields.raw(name, {}), f"{name} of {fields.where}").values
     return {**defaults, **given} if given else {}
 
 
 def read_whole(fields: Fields, tower: Tower, defaults: Mapping[str, Any], connector: Connector, cutting: Cutting) -> Vision:
-    """Return the configuration of an image encoder that gives one vector per crop. Its `merge` is the number of patches along an edge."""
+    """Return the configuration of an image encoder that gives one vector per crop. Its `merge` is the number of patches along an edge of a
+    crop."""
     inner = fields.fields("vision_config", defaults)
     merge = max(1, inner.integer("image_size") // inner.integer("patch_size"))
     return read_tower(fields, tower, defaults, connector=connector, merge=merge, image_token=NO_TOKEN, cutting=cutting)

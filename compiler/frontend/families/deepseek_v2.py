@@ -26,7 +26,7 @@ def read(fields: Fields) -> ModelConfig:
     # n_group and topk_group matter only with other values of topk_method; ep_size and seq_aux concern training
     fields.skip("n_group", "topk_group", "ep_size", "seq_aux")
     rotated, plain = fields.integer("qk_rope_head_dim", 64), fields.integer("qk_nope_head_dim", 128)
-    fields.skip("head_dim", "qk_head_dim", "num_key_value_heads")  # derived from the other fields
+    fields.skip("head_dim", "qk_head_dim", "num_key_value_heads")  # derived from other fields
     fields.values = {**fields.values, "head_dim": rotated, "num_key_value_heads": fields.integer("num_attention_heads")}
     fields.require(attention_bias=False, mlp_bias=False)
     config = rotating_neighbours(read_decoder(fields))

@@ -72,7 +72,7 @@ def _read_text(fields: Fields) -> ModelConfig:
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     config = replace(
         with_ropes(fields, config),
-        max_context=fields.integer("max_position_embeddings"),  # includes the rope scaling already
+        max_context=fields.integer("max_position_embeddings"),  # this field includes the rope scaling
         windows=read_windows(fields, fields.integer("sliding_window", 4096), lambda layer: (layer + 1) % period != 0),
         logit_softcap=read_softcap(fields, "final_logit_softcapping", None),
     )

@@ -1,5 +1,5 @@
-"""Gemma 3n: several residual streams (AltUp), a learned residual connection around attention (LAuReL), per-layer embeddings, and MLPs that
-keep only large activations in some layers. A layer predicts all streams, computes the first stream, and corrects all of them. The last
+"""Gemma 3n: several residual streams (AltUp), a learned residual connection around attention (LAuReL), per-layer embeddings, and, in some
+layers, MLPs that keep only large activations. A layer predicts all streams, computes the first stream, and corrects all streams. The last
 layers read the keys and values of earlier layers. The encoders of images and audio are not supported."""
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from compiler.ops.manipulate import CONCAT
 from compiler.ops.reduce import MEAN, SUM
 
 MULTIMODAL = "gemma3n"
-PERIOD = 5  # layers of a period; the last one has no window, unless layer_types says otherwise
-# By default, `activation_sparsity_pattern` is SPARSITY in the first NUM_SPARSE layers and 0 in all other layers. If a model has at most
-# NUM_SPARSE layers, the default is 0 in all layers.
+PERIOD = 5  # layers per period; the last layer of a period has no window, unless layer_types says otherwise
+# By default, `activation_sparsity_pattern` is SPARSITY in the first NUM_SPARSE layers and 0 in all other layers.
+# If a model has at most NUM_SPARSE layers, the default is 0 in all layers.
 NUM_SPARSE, SPARSITY = 10, 0.95
 LEAST_SQUARE = 1e-5  # lower bound of the mean square by whose root the elements of a stream are divided
 
@@ -73,8 +73,8 @@ def _read_altup(fields: Fields) -> AltUp:
 
 
 def _read_sparsities(fields: Fields, num_layers: int) -> tuple[float, ...]:
-    """Return the sparsity of each layer's MLP. Raise ConfigError if the field is no list of one number from 0 to less than 1 for each
-    layer."""
+    """Return the sparsity of each layer's MLP. Raise ConfigError if the field is no list with one number per layer, each at least 0 and
+    less than 1."""
     num_sparse = NUM_SPARSE if num_layers > NUM_SPARSE else 0
     given = fields.raw("activation_sparsity_pattern", [SPARSITY] * num_sparse + [0.0] * (num_layers - num_sparse))
     if not isinstance(given, list) or len(given) != num_layers or not all(type(s) in (int, float) and 0 <= s < 1 for s in given):
@@ -110,7 +110,7 @@ def _num_streams(step: Step) -> int:
 
 def _as_large(step: Step, x: Var, model: Var) -> Var:
     """Scale each row of `x` to the root mean square of the same row of `model`. A row of `x` whose mean square is below LEAST_SQUARE gets a
-    smaller root mean square."""
+    smaller root mean square than the row of `model`."""
     net = step.net
     own = net.call(MAXIMUM, _mean_square(step, x), ScalarValue(LEAST_SQUARE, "f32"))
     return net.call(DIVIDE, net.call(MULTIPLY, x, net.call(SQRT, _mean_square(step, model))), net.call(SQRT, own))

@@ -1,5 +1,5 @@
 """Gemma 4: layers without a window have larger heads, and may derive values from the projected keys. The last layers may read the keys and
-values of earlier layers. Layers may take per-layer embeddings, and may add the output of experts to that of the MLP. Models of the type
+values of earlier layers. Layers may read per-layer embeddings, and may add the output of experts to that of the MLP. Models of the type
 gemma4 may also read images of any size; models of the other types read only text. Encoders of audio are not supported."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ROPES = {  # the default of rope_parameters
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-PERIOD = 6  # layers of a period; the last one has no window, unless layer_types says otherwise
+PERIOD = 6  # layers per period; the last layer of a period has no window, unless layer_types says otherwise
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -145,8 +145,8 @@ def _with_global_heads(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 def _read_overrides(fields: Fields, config: ModelConfig) -> Fields:
     """Return the fields `head_dim` and `num_key_value_heads` of the layers without a window, which newer files state once per layer in
-    `per_layer_config`. Return no fields if `per_layer_config` is absent. Raise ConfigError unless it has equal objects for exactly the
-    layers without a window."""
+    `per_layer_config`. Return no fields if `per_layer_config` is absent. Raise ConfigError unless `per_layer_config` has equal objects for
+    exactly the layers without a window."""
     given = fields.raw("per_layer_config", {})
     layers = {layer for layer, window in enumerate(config.windows) if window is None}
     expected = f"equal objects of head_dim and num_key_value_heads for the layers {', '.join(map(str, sorted(layers)))}"
@@ -223,9 +223,9 @@ def attend_shared(at: Layer, h: Var) -> Var:
 
 
 def _feed(at: Layer, x: Var) -> Var:
-    """Apply the MLP and, if the model has experts, add their output. `x` is the residual stream. MLP and experts read it after separate
-    norms. With experts, each of the two outputs gets a norm of its own. The router reads `x` after a norm without weights, scaled by a
-    learned vector."""
+    """Apply the MLP and, if the model has experts, add the output of the experts. `x` is the residual stream, which MLP and experts read
+    after separate norms. With experts, each of the two outputs gets a norm of its own. The router reads `x` after a norm without weights,
+    scaled by a learned vector."""
     net, c, dense = at.step.net, at.step.config, gated_mlp(at, norm(at, x, NORMS[2]))
     if c.mixture is None:
         return dense
@@ -248,7 +248,7 @@ def join_inputs(at: Layer, x: Var, inputs: Var) -> Var:
 
 def layer_inputs(step: Step, x: Var) -> Var | None:
     """Return the per-layer embeddings, [tokens, layers, size]: (scaled vectors of a table + a normalised projection of the token embeddings
-    `x`) / sqrt(2). Return None if the model has none. Tokens with ids beyond the table read its first row."""
+    `x`) / sqrt(2). Return None if the model has no per-layer embeddings. Tokens with ids beyond the table read its first row."""
     net, c = step.net, step.config
     if c.layer_inputs is None:
         return None

@@ -18,7 +18,7 @@ from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import Mixture
 from compiler.frontend.rope import read_rope
 
-KINDS = ("dense", "sparse")  # names in mlp_layer_types: layers with a plain MLP, layers with experts
+KINDS = ("dense", "sparse")  # kinds in mlp_layer_types: a plain MLP, experts
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -45,7 +45,7 @@ def _read_latent(fields: Fields) -> Latent:
     """Return the sizes of latent attention. Raise ConfigError if `qk_head_dim` is not the sum of the sizes of a head's two parts."""
     found = Latent(
         rank=fields.integer("kv_lora_rank", 512),
-        query_rank=fields.integer("q_lora_rank", None if "q_lora_rank" in fields.values else 768),  # null means no latent
+        query_rank=fields.integer("q_lora_rank", None if "q_lora_rank" in fields.values else 768),  # null: no latent vector
         plain_size=fields.integer("qk_nope_head_dim", 192),
         rotated_size=fields.integer("qk_rope_head_dim", 64),
         value_size=fields.integer("v_head_dim", 256),
@@ -73,7 +73,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 
 layer = pre_norm(latent_attention, mixture(NAMES))
-# Files of DeepSeek V2 name the architecture deepseek2, too. The mark distinguishes files of this family, because only this family
-# normalises the weights of the chosen experts.
+# Files of DeepSeek V2 name the architecture deepseek2, too.
+# The mark distinguishes files of this family, because only this family normalises the weights of the chosen experts.
 GGUF = replace(deepseek_v2.GGUF, mark="expert_weights_norm", complete=complete)
 FAMILY = DecoderFamily(("glm4_moe_lite",), read, layer, gguf=GGUF, experts=NAMES)

@@ -22,7 +22,7 @@ IMAGE_TOKENS = ("image_token_id", "image_token_index")  # newer and older name o
 
 def read(fields: Fields) -> ModelConfig:
     vision = _read_vision(fields) if "vision_config" in fields else None
-    # The outer fields say whether the head is tied. The fields of the decoder, which may say otherwise, are ignored.
+    # The outer fields decide whether the head is tied, whatever the fields of the decoder say.
     is_tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
     text = text_fields(fields, {"model_type": "lfm2"})
     if text.text("model_type") != "lfm2":

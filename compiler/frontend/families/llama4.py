@@ -1,6 +1,6 @@
-"""Llama 4 (Scout, Maverick): most layers have rotary positions and attend within chunks; the others attend to all earlier tokens, without
-RoPE. Mixtures of experts, each with a shared expert, may alternate with plain MLPs. An image is placed on a canvas, which is cut into crops
-of one size."""
+"""Llama 4 (Scout, Maverick): most layers have rotary positions and attend within chunks; all other layers attend to all earlier tokens,
+without RoPE. Mixtures of experts, each with a shared expert, may alternate with plain MLPs. An image is placed on a canvas, which is cut
+into crops of one size."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def _read_growth(fields: Fields) -> QueryGrowth | None:
 
 
 def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
-    """Return the mixture. The layers with experts are those in the field `moe_layers`, or else every `interleave_moe_layer_step`-th. Raise
-    ConfigError if a token has more than one expert, or if `moe_layers` is no list of layers."""
+    """Return the mixture. The layers with experts are those in the field `moe_layers`, or else every `interleave_moe_layer_step`-th layer.
+    Raise ConfigError if a token has more than one expert, or if `moe_layers` is no list of layers."""
     found = read_mixture(fields, "num_local_experts", "intermediate_size", normalized=False)
     if found.num_chosen != 1:
         raise fields.error("num_experts_per_tok", "1, as in all models of the family")

@@ -15,8 +15,8 @@ from compiler.frontend.towers import CLIP, SIGLIP, check_tokens, read_pixtral, r
 from compiler.frontend.vision import Connector, Tower, Vision
 
 DECODERS = {"llama": llama.read, "mistral": mistral.read, "qwen2": qwen2.read}
-# Files omit fields that equal the defaults of transformers, which OF_DECODERS lists for each decoder. SIZES are the sizes of a Llama with 7
-# billion weights.
+# Files omit fields that equal the defaults of transformers, which OF_DECODERS lists for each decoder.
+# SIZES are the sizes of a Llama with 7 billion weights.
 SIZES = {
     "vocab_size": 32_000,
     "hidden_size": 4096,

@@ -1,5 +1,5 @@
 """MiniCPM 1 to 4: Llama with constant factors on embeddings, logits, and the outputs of attention and MLP. Models with experts or sparse
-attention are refused."""
+attention are not supported."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ NAMES = ExpertNames(
 QKV = ("mixer.q_proj", "mixer.k_proj", "mixer.v_proj")
 UP, DOWN = "mixer.up_proj", "mixer.down_proj"
 KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # letter in hybrid_override_pattern -> kind of layer
-RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}  # names of kinds since transformers 5 -> names here
+RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}  # names of kinds since transformers 5 -> names in this module
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -84,7 +84,7 @@ def _read_recurrence(fields: Fields, layers: frozenset[int]) -> Recurrence | Non
     the heads, or if a field has an unsupported value."""
     require_free_steps(fields)
     fields.require(mamba_hidden_act="silu", mamba_ssm_cache_dtype="float32")
-    # Tokens are computed one by one, so there are no chunks, and step sizes are not bounded.
+    # States are computed token by token instead of in chunks, and step sizes are not bounded.
     fields.skip("chunk_size", "time_step_min", "time_step_max", "time_step_floor")
     heads, groups = fields.integer("mamba_num_heads", 128), fields.integer("n_groups", 8)
     if heads % groups:

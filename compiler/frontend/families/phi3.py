@@ -17,13 +17,13 @@ from compiler.frontend.rope import rope_fields
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(max_position_embeddings=4096, original_max_position_embeddings=4096)
-    # In this family, this field of the whole model overrides the field of the same name in the rope.
+    # In this family, ORIGINAL outside the fields of the rope overrides the field of this name inside them.
     rope_fields(fields, {ORIGINAL: fields.integer(ORIGINAL)})
     return replace(read_decoder(fields, eps=1e-5), windows=read_one_window(fields))
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Copy the original context from the rope to the field of the whole model, which `read` prefers."""
+    """Copy `original_max_position_embeddings` from `rope_scaling` to the fields outside it, where `read` reads it."""
     config[ORIGINAL] = (config["rope_scaling"] or {}).get(ORIGINAL)
 
 

@@ -49,7 +49,7 @@ def _read_mixture(fields: Fields) -> Mixture:
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     """Add whether the head has a bias and, for a scaled rope, the factors of its cosines and sines. The metadata has a factor that is
-    computed from the context. It is ignored, because all published models have the factor MSCALE."""
+    computed from the context. This factor is ignored, because all published models have the factor MSCALE."""
     config["lm_head_bias"] = "output.bias" in tensors
     if isinstance(scaling := config.get("rope_scaling"), dict):
         scaling |= {"short_mscale": MSCALE, "long_mscale": MSCALE}

@@ -78,8 +78,8 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def read_like_qwen(fields: Fields, tower: Tower, defaults: Mapping[str, Any], names: FieldNames = QWEN_NAMES, **others: Any) -> Vision:
-    """Return an encoder like that of Qwen2-VL. `others` are the fields of Vision in which the two differ. An `image_token` among them is
-    only the default of the field `image_token_id`."""
+    """Return an encoder like that of Qwen2-VL. `others` are the fields of Vision in which it differs from Qwen2-VL. An `image_token` among
+    them is only the default of the field `image_token_id`."""
     inner = fields.fields("vision_config", defaults)
     inner.skip(*UNREAD)
     image_token = fields.integer(IMAGE_TOKEN, others.pop("image_token", IMAGE_TOKEN_ID), minimum=0)

@@ -1,4 +1,5 @@
-"""Qwen3.5 and 3.6: the gated delta rule in three of four layers, gated attention in every fourth. Images are not read."""
+"""Qwen3.5 and 3.6: the gated delta rule in three of four layers, gated attention in every fourth layer. The encoder of images is not
+supported."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def read_seeing(fields: Fields, kind: str, decoder: Callable[[Fields], ModelConf
 
 
 def _read_vision(fields: Fields) -> Vision:
-    """Return the configuration of the encoder. Raise ConfigError if `deepstack_visual_indexes` is no list of rising numbers of layers, or
-    if the table of positions is not square."""
+    """Return the configuration of the encoder. Raise ConfigError if `deepstack_visual_indexes` is no list of layer numbers in ascending
+    order, or if the table of positions is not square."""
     inner = fields.fields("vision_config", ENCODER)
     num_layers, deep = inner.integer("depth", maximum=1000), inner.raw("deepstack_visual_indexes", [])
     are_layers: bool = isinstance(deep, list) and all(type(number) is int and 0 <= number < num_layers for number in deep)

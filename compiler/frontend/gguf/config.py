@@ -39,8 +39,8 @@ YARN_FIELDS = {
     "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
 }
-# Tensors that belong to the configuration: divisors of the frequency of each rotated pair. Llama 3 has one list; Phi-3 has one list for
-# short contexts and one for long contexts.
+# Tensors that belong to the configuration: divisors of the frequency of each rotated pair.
+# Llama 3 has one list; Phi-3 has one list for short contexts and one for long contexts.
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 POOLINGS = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}  # number of `pooling_type` -> pooling; 0: the file states no pooling
 RERANKER = 4  # the `pooling_type` of a reranker
@@ -117,7 +117,8 @@ def _complete_heads(config: dict[str, Any], metadata: Mapping[str, Any]) -> None
 
 def _complete_windows(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
     """Set which layers have a window. If `attention.sliding_window_pattern` is a number n, all layers except every n-th have a window: the
-    family reads n. If it is an array of flags, the layers whose flag is true have a window. A window of 0 tokens stands for no window."""
+    family reads n. If this entry is an array of flags, the layers whose flag is true have a window. A window of 0 tokens stands for no
+    window."""
     if not config.get("sliding_window", 1):
         config["sliding_window"] = None  # 0 stands for no window
     pattern = metadata.get("attention.sliding_window_pattern")
@@ -153,7 +154,7 @@ def _rope_scaling(file: GgufFile, metadata: Mapping[str, Any]) -> dict[str, Any]
         )
     scaling = {field: metadata[key] for key, field in YARN_FIELDS.items() if key in metadata}
     if isinstance(factor := scaling.get("attention_factor"), float) and factor < 1:
-        # The key states either `attention_factor`, which is at least 1, or `attn_factor`, which multiplies the usual factor.
+        # yarn_attn_factor states either `attention_factor`, which is at least 1, or `attn_factor`, which multiplies the usual factor.
         scaling["attn_factor"] = scaling.pop("attention_factor")
     if "mscale_all_dim" in scaling:
         scaling["mscale"] = 1.0  # converters omit the field; it is 1 in Mistral's models, and DeepSeek's families restore their own value

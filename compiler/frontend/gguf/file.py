@@ -49,7 +49,7 @@ BOOL, STRING, ARRAY = 7, 8, 9
 
 
 SIZE = struct.Struct("<Q")  # the length of a text, which precedes its bytes
-STRIDE = 1024  # number of texts from one whose offset is stored to the next one
+STRIDE = 1024  # number of texts from one whose offset is stored to the next such text
 
 
 class Texts:
@@ -57,9 +57,9 @@ class Texts:
     list of 260,000 decoded texts takes 20 MB."""
 
     def __init__(self, memory: mmap, marks: Sequence[int], end: int, length: int) -> None:
-        """`marks` has the offsets of the first text and then of every STRIDE-th text. The length of a text precedes its bytes, and its
-        offset is that of the length. `end` is the offset behind the last text. The caller has checked that all texts lie within the
-        file."""
+        """`marks` has the offsets of the first text and then of every STRIDE-th text. The length of a text precedes its bytes, and the
+        offset of a text is that of its length. `end` is the offset behind the last text. The caller has checked that all texts lie within
+        the file."""
         self._memory, self._marks, self._end, self._length = memory, marks, end, length
 
     def __len__(self) -> int:

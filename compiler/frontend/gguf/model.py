@@ -233,7 +233,7 @@ def _require_model(file: GgufFile) -> None:
 
 def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
     """Reorder the rows of each head from the file's order a0 b0 a1 b1 ... of pairs to a0 a1 ... b0 b1 ..., the order of safetensors files.
-    Raise DamagedFile if the heads have an odd number of rows."""
+    Raise DamagedFile if the rows cannot be divided into heads with an even number of rows."""
     if tensor.shape[0] % (2 * num_heads):
         raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads with an even number of rows")
     pairs = tensor.reshape(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
@@ -242,7 +242,7 @@ def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
 
 def _join_pairs(tensor: Tensor, num_heads: int, rotated: int) -> Tensor:
     """Reorder the first `rotated` rows of each head from the file's order a0 a1 ... b0 b1 ... to a0 b0 a1 b1 ..., the order of safetensors
-    files. Raise DamagedFile if the heads have fewer than `rotated` rows."""
+    files. Raise DamagedFile if the rows cannot be divided into heads with at least `rotated` rows."""
     if tensor.shape[0] % num_heads or tensor.shape[0] // num_heads < rotated:
         raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads with {rotated} rotated rows each")
     heads = tensor.reshape(num_heads, tensor.shape[0] // num_heads, *tensor.shape[1:]).copy()

@@ -65,8 +65,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", EAST_ASIAN, r"\p{N}"),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3_WORDS)),
 }
-# Values of `tokenizer.ggml.pre`: SINGLE_DIGITS of tokenizers that split words as GPT-2 does, but digits one by one, and PLAIN_WORDS of
-# tokenizers that split exactly as GPT-2 does.
+# SINGLE_DIGITS: values of `tokenizer.ggml.pre` for tokenizers that split texts as GPT-2 does, except that they split digits one by one.
+# PLAIN_WORDS: values for tokenizers that split texts exactly as GPT-2 does.
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 PLAIN_WORDS = (
     "gpt-2",
@@ -102,8 +102,8 @@ TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|end|>")  # tokens with which chat templates end a turn
 CALL_ENDS = ("<|eom_id|>", "<|call|>", "<|tool_response>")  # tokens with which chat templates end a call, or begin its result
 HARMONY_END = "<|return|>"  # in vocabularies with this token, `<|end|>` ends only a part of an answer
-# Tokens of Phi-3 after which spaces and line breaks are kept. After any other token that is recognised in a text before the text is split
-# into words, spaces and line breaks are removed. Files do not state this difference.
+# Tokens of Phi-3 after which spaces and line breaks are kept. Files do not state this.
+# Spaces and line breaks are removed after any other token that is recognised in a text before the text is split into words.
 PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -149,7 +149,8 @@ def _templates(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None
 
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters that the file recommends. If the file recommends none, as most files, return the defaults of
-    llama.cpp, for which GGUF files are made, with the `origin` llama.cpp, since many small models ramble at the temperature 1."""
+    llama.cpp, for which GGUF files are made, and `origin`: "llama.cpp". Without them, many small models would ramble at the temperature
+    1."""
     stated = {field: metadata[key] for key, field in SAMPLING.items() if key in metadata}
     if not stated:
         return {**UNSTATED, "origin": "llama.cpp"}
@@ -209,7 +210,8 @@ class _Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """The id of each token by its text. Several tokens that pad a vocabulary may have the same text; the first one counts."""
+        """The id of each token by its text. Several tokens that pad a vocabulary may have the same text; the id of the first one is
+        used."""
         found: dict[str, int] = {}
         for id, text in enumerate(self.tokens):
             found.setdefault(text, id)

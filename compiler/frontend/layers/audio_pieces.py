@@ -20,7 +20,7 @@ TAPS = 3  # an element of a result is computed from TAPS hops of TAPS mels
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The input of the encoder: `count` pieces of a recording."""
+    """`count` pieces of a recording, with the layers and the configuration of the encoder that reads them."""
 
     layers: AudioLayers
     listening: Listening

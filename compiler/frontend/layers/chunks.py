@@ -1,6 +1,6 @@
-"""Compute the sequences and positions that the attention operator reads in place of the real ones, in models with attention to chunks or to
-images in both directions. In models with chunks, a sequence is cut at multiples of the chunk size, and a token attends to the tokens of its
-chunk up to itself.
+"""Compute the sequences and positions that the attention operator reads in place of the real ones, in models with attention within chunks,
+or with attention in both directions among the tokens of an image. In models with chunks, a sequence is cut at multiples of the chunk size,
+and a token attends to the tokens of its chunk up to itself.
 
 The attention operator does not distinguish chunks from sequences. Its operands describe each chunk as a sequence of its own: the page table
 of this sequence has the pages of the chunk, and its positions begin at 0. So every kernel and every export supports chunks, and the bits of

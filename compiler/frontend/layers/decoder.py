@@ -289,7 +289,7 @@ def scaled(step: Step, x: Var, factor: float) -> Var:
 
 # --- layers of two branches --------------------------------------------------------------------------------------------
 
-Branch = Callable[["Layer", Var], Var]  # computes a sum that a layer adds to the residual stream, or the whole layer
+Branch = Callable[["Layer", Var], Var]  # computes a term that a layer adds to the residual stream, or the whole layer
 
 
 def pre_norm(attention: Branch, feed: Branch, norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")) -> Branch:
@@ -346,7 +346,7 @@ def norm(layer: Layer, x: Var, name: str) -> Var:
 
 
 def stream_norm(step: Step, x: Var, name: str) -> Var:
-    """Normalize the residual stream by the configuration's kind of norm. The names of its weights begin with the full name `name`."""
+    """Normalize the residual stream by the configuration's kind of norm. The full names of the norm's weights begin with `name`."""
     c = step.config
     if c.norm is Norm.RMS:
         return step.net.rms_norm(x, name, c.hidden_size, c.norm_eps, offset=c.norm_offset)
@@ -557,7 +557,7 @@ def activated(layer: Layer, x: Var) -> Var:
 
 
 def plain_activation(net: Net, kind: Activation, x: Var) -> Var:
-    """Apply an activation to each element: any except RELU2 and XIELU, which only `activated` applies."""
+    """Apply the activation `kind` to each element. RELU2 and XIELU are not supported: only `activated` applies them."""
     if kind is Activation.QUICK_GELU:
         return net.call(MULTIPLY, x, net.call(SIGMOID, net.scale(x, 1.702)))
     return net.call(ACTIVATIONS[kind], x)

@@ -52,7 +52,7 @@ def _matrices(layer: Layer, m: Latent) -> tuple[Var, Var]:
 
 
 def _queries(layer: Layer, h: Var, m: Latent) -> Var:
-    """Return the queries, [tokens, heads, plain size + rotated size]. Their rotated parts are not rotated yet."""
+    """Return the queries, [tokens, heads, plain size + rotated size]. The parts to be rotated are not rotated yet."""
     net, c = layer.step.net, layer.step.config
     each = m.plain_size + m.rotated_size
     if m.query_rank is None:

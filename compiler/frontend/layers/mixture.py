@@ -78,7 +78,7 @@ def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, V
     if m.sparse_limit is not None:
         return _mix_sparsely(net, found, m, m.sparse_limit)
     scores = net.call(SOFTMAX, found) if m.scoring is Scoring.SOFTMAX else net.call(SIGMOID, found)
-    judged = found if m.scales_inputs else scores  # if inputs are scaled, experts rank by logits, as large ones have equal sigmoids
+    judged = found if m.scales_inputs else scores  # if inputs are scaled, experts rank by logits, as large logits have equal sigmoids
     if names.correction is not None:
         judged = net.add(scores, _correction(layer, names.correction, names.correction_rank, m.num_experts))
     chosen = net.call(TOP_EXPERTS, judged if m.num_groups == 1 else _in_best_groups(layer, judged, m), k=m.num_chosen)

@@ -95,8 +95,8 @@ class WeightFormat:
 
 
 def _budget_of(text: str) -> float | None:
-    """Return the bits per weight that a name or a number stands for. Return None for other formats. Raise ConfigError for a number out of
-    range."""
+    """Return the bits per weight that the name or number `text` stands for. Return None for names of other formats. Raise ConfigError for a
+    number out of range."""
     try:
         budget = BUDGETS.get(text) or float(text)
     except ValueError:
@@ -123,8 +123,8 @@ class Net:
     forms: Mapping[str, Form] = field(default_factory=dict[str, Form])
     numerics: Numerics = Numerics.AUTO
     ranks: int = 1  # number of ranks that run the program, each with a part of the weights: see `compiler/frontend/ranks.py`
-    # If not None, `squares` collects, for each input of products, the sum over all rows of the squares in each column. The key has the
-    # names of the matrices that read the input. Matrices for which a layer chooses the format itself are left out.
+    # If not None, `squares` collects, for each input of products, the sum over all rows of the squares in each column.
+    # A key has the names of the matrices that read the input. Matrices for which a layer chooses the format itself are left out.
     squares: dict[tuple[str, ...], Var] | None = None
     _decoded: dict[Var, Kind] = field(default_factory=dict[Var, Kind])  # results of `held` -> the kind of their numbers
     _unpacked: dict[tuple[str, ...], dict[str, Var]] = field(default_factory=dict[tuple[str, ...], dict[str, Var]])  # see `_parts`
@@ -149,8 +149,8 @@ class Net:
         return self.numerics.rounds(is_quantised=integers or self.format.bits <= 8)
 
     def tolerates(self, format: WeightFormat, w: Var) -> str | None:
-        """Return the type to which machines may round the inputs of a product by `w`, `i8` or `bf16`. Return None if machines may not round
-        the inputs."""
+        """Return the type, `i8` or `bf16`, to which machines may round the inputs of a product by `w`. Return None if machines may not
+        round the inputs."""
         if format.fast and (self._is_decoded(w) or not format.as_stored):
             return "i8"
         return "bf16" if self.rounds and format.bits <= 16 else None
@@ -273,9 +273,9 @@ class Net:
         bias: bool = False,
         format: WeightFormat | None = None,
     ) -> Var:
-        """Apply one or several linear layers to the same input, and concatenate their outputs. Layer `names[i]` has `sizes[i]` outputs. If
-        the checkpoint stores all their matrices with the same `Form`, or all without one, they are multiplied in one product, unless their
-        columns are sorted by group."""
+        """Apply one or several linear layers to the same input, and concatenate their outputs. Layer `names[i]` has `sizes[i]` outputs. One
+        product computes all layers, if the checkpoint stores all matrices with the same `Form` or all without a form, and if their columns
+        are not sorted by group."""
         names = (names,) if isinstance(names, str) else names
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         if format is None:
@@ -299,7 +299,8 @@ class Net:
         return x if self.ranks == 1 else self.call(ALL_GATHER, *[x] * self.ranks, axis=1)
 
     def output_linear(self, x: Var, name: str, in_size: int, size: int, *, bias: bool = False) -> Var:
-        """Apply a linear layer that reads the columns of all ranks, and return all its columns. Each rank has `in_size` columns of `x`."""
+        """Apply a linear layer that reads the columns of all ranks, and return all columns of the result. Each rank has `in_size` columns
+        of `x`."""
         return self.gathered(self.linear(self.gathered(x), name, in_size * self.ranks, size // self.ranks, bias=bias))
 
     def product(self, x: Atom, w: Var, bias: Var | None = None, *, format: WeightFormat | None = None) -> Var:
@@ -325,7 +326,7 @@ class Net:
         return self.chosen_product(x, w, experts, self.as_f32(self.weight(f"{name}.bias", count, size)) if bias else None)
 
     def chosen_product(self, x: Atom, w: Var, choice: Atom, bias: Var | None = None) -> Var:
-        """Multiply each row by the matrix of `w[matrices, outputs, inputs]` that it chooses."""
+        """Multiply each row by a matrix of `w[matrices, outputs, inputs]`, whose index for each row is in `choice`."""
         decoded = self._is_decoded(w)
         operands = (x, w if decoded else self._held(w, self.format), choice, *([] if bias is None else [bias]))
         found = self.call(EXPERT_LINEAR, *operands, tolerates=self.tolerates(self.format, w))

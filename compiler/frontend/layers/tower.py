@@ -181,7 +181,7 @@ class TowerLayers(ABC):
         return self.net.linear(x, name, in_size, size, bias=self.bias, format=self.format)
 
     def added(self, x: Var, branch: Var, prefix: str, number: int) -> Var:
-        """Add the result of attention (`number` 0) or of the MLP (1) to x, times the checkpoint's scale if it has one."""
+        """Add to `x` the result of attention (`number` 0) or of the MLP (1), times the checkpoint's scale if there is one."""
         if self.names.scales is not None:
             scale = self.net.vector(f"{prefix}{self.names.scales[number]}", self.vision.hidden_size)
             branch = self.net.call(MULTIPLY, branch, scale)

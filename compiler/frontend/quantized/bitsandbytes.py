@@ -88,7 +88,7 @@ class Codes:
         return f"weight.quant_state.bitsandbytes__{self.kind}"
 
     def _state(self, stored: Array) -> _State:
-        """Read the bytes of the JSON beside a matrix. Raise DamagedFile if they are too many or malformed."""
+        """Read the bytes of the JSON beside a matrix. Raise DamagedFile if there are too many bytes, or if they are malformed."""
         where = "its quant_state"
         try:
             found = json.loads(stored.tobytes()) if stored.nbytes <= MOST_STATE_BYTES else None

@@ -171,7 +171,7 @@ def read_compressed(fields: Fields) -> tuple[Method, ...]:
 
 
 def _read_scheme(scheme: Fields, kind: str) -> Method:
-    """Return the method of a scheme that has the format `kind`. Raise ConfigError if it is not supported."""
+    """Return the method of a scheme that has the format `kind`. Raise ConfigError if the scheme is not supported."""
     weights = scheme.fields("weights")
     bits, number = weights.integer("num_bits"), weights.text("type")
     if number == "float" and bits == 4 and kind in FLOATS_OF_FOUR_BITS:

@@ -61,8 +61,8 @@ class Scaled:
         return Form(8, self._group(infos[self.scale].shape, rows, columns), scale, kind=Kind.E4M3)
 
     def held(self, parts: Parts) -> Parts:
-        """Return the numbers, and the scales, repeated for all rows of a block. If the last block of a row is shorter than other blocks, a
-        block becomes several groups. Raise DamagedFile if a number is NaN."""
+        """Return the numbers, and the scales, which are repeated for all rows of a block. If the last block of a row is shorter than other
+        blocks, a block becomes several groups. Raise DamagedFile if a number is NaN."""
         weight, scale = parts["weight"], parts[self.scale]
         rows, columns = weight.shape
         if self._is_of_rows(scale.shape, rows):
@@ -101,7 +101,7 @@ def read_fbgemm(fields: Fields) -> tuple[Method, ...]:
 
 
 def block_of(fields: Fields, name: str) -> tuple[int, int] | None:
-    """Return the shape of blocks, [rows, inputs], or None if the field is absent. Raise ConfigError if it is malformed."""
+    """Return the shape of blocks, [rows, inputs], or None if the field is absent. Raise ConfigError if the field is malformed."""
     if name not in fields:
         return None
     match fields.raw(name):

@@ -43,7 +43,7 @@ UNIT = "_unit"  # ending of the part that holds the units of another part
 
 
 class Offset(StrEnum):
-    """The offset of the numbers in a group. It concerns integers; codes and floats have none."""
+    """The offset of the numbers in a group. Only integers have offsets; codes and floats have none."""
 
     NONE = "none"  # no offset: numbers of 8 and of 6 bits are symmetric around 0, those of 4 bits around 8
     ZERO = "zero"  # a zero point per group is subtracted before scaling

@@ -3,10 +3,10 @@ that several groups share.
 
     search(x[n, k], importance[k]) -> (q, scale, scale_unit, error) or, with shifts, (q, scale, shift, scale_unit, shift_unit, error)
 
-The results, except for the errors [n, groups], are the parts of a `Form`. `importance` has, for each input, the mean square of the values
-that the model multiplies by this column. The error of a group is the sum of its squared rounding errors, each times the importance of its
-input and a factor that is larger for larger elements (`weighed`). So the sum over a row is about the expected squared error of the product,
-if inputs are not correlated.
+The results, except for the errors [n, groups], are the parts of a `Form`. `importance` has, for each input of the matrix, the mean square
+of the values of this input. The error of a group is the sum of its squared rounding errors, each times the importance of its input and a
+factor that is larger for larger elements (`weighed`). So the sum over a row is about the expected squared error of the product, if inputs
+are not correlated.
 
 A form may also have codes of 4 bits, which stand for the numbers of a table (IQ4), with scales and without shifts. Since the table is not
 symmetric, a scale may be negative.

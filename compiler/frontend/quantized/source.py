@@ -52,7 +52,7 @@ def methods_beside(folder: Path, config: Mapping[str, Any]) -> tuple[Method, ...
 
 def method_named(config: Mapping[str, Any]) -> str:
     """Return, in capitals, the name of the method by which the weights next to this config.json are quantised. For bitsandbytes, return the
-    name of the codes (NF4 or FP4). If config.json names no method, return QUANTISED."""
+    name of the codes (NF4 or FP4) if config.json states it. If config.json names no method, return QUANTISED."""
     stated = next((config[field] for field in FIELDS if isinstance(config.get(field), dict)), {})
     return str(stated.get("bnb_4bit_quant_type", stated.get("quant_method", "quantised"))).upper()
 
@@ -137,7 +137,8 @@ class QuantizedWeights:
         return lambda part: self._stored.read(self._parts[name][part])
 
     def _checked(self, name: str, read: Callable[[Parts], T]) -> T:
-        """Return what `read` makes of the parts of a matrix. Add the matrix's name to the message of a DamagedFile that is raised."""
+        """Call `read` with the parts of a matrix, and return its result. Add the matrix's name to the message of a DamagedFile that is
+        raised."""
         try:
             return read({part: self._stored.read(own) for part, own in self._parts[name].items()})
         except DamagedFile as error:

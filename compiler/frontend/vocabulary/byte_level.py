@@ -54,8 +54,8 @@ KINDS: Mapping[str, Kind] = {
 
 
 def tokenizer_json(vocabulary: bytes, merges: bytes, kind: Kind, stated: Stated) -> bytes:
-    """Return the content of tokenizer.json, made from the contents of vocab.json and merges.txt. Raise ModelError if they are damaged, or
-    do not show how a text is split into words."""
+    """Return the content of tokenizer.json, made from the contents of vocab.json and merges.txt. Raise ModelError if these files are
+    damaged, or do not show how a text is split into words."""
     own = _vocabulary(vocabulary)
     pairs = _merges(merges, own)
     ids, added = stated.place(own, [])

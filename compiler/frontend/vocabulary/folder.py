@@ -48,8 +48,8 @@ def tokenizer_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _of_pieces(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
-    """Make tokenizer.json from a tokenizer.model of SentencePiece. Return it with what the files state about tokens. Raise ModelError if
-    the class of the tokenizer is not in OF_PIECES, or if a file cannot be read exactly."""
+    """Make tokenizer.json from a tokenizer.model of SentencePiece. Return tokenizer.json, and the tokens that the files state. Raise
+    ModelError if the class of the tokenizer is not in OF_PIECES, or if a file cannot be read exactly."""
     if (name := _class_of(files)) is not None and name not in OF_PIECES:
         raise ModelError(f"tokenizer_class is {name!r}; expected one of {', '.join(sorted(OF_PIECES))}")
     vocabulary = sentencepiece.read(files[PIECES])
@@ -63,8 +63,8 @@ def _of_tekken(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
 
 
 def _of_merges(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
-    """Make tokenizer.json from a vocabulary and its merges. Return it with what the files state about tokens. Raise ModelError if one of
-    the two files is missing, if the class of the tokenizer is unknown, or if a file cannot be read exactly."""
+    """Make tokenizer.json from a vocabulary and its merges. Return tokenizer.json, and the tokens that the files state. Raise ModelError if
+    one of the two files is missing, if the class of the tokenizer is unknown, or if a file cannot be read exactly."""
     if missing := [name for name in (VOCABULARY, MERGES) if name not in files]:
         raise ModelError(f"{missing[0]} is missing")
     name = _class_of(files) or "GPT2Tokenizer"

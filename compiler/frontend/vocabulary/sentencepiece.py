@@ -34,8 +34,8 @@ from compiler.frontend.vocabulary.stated import Stated
 
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL = 1
-# Tokens that are neither normal nor defined pieces have a score at least this much below that of every normal piece, so that a text such as
-# "<0x41>" is read as characters.
+# Tokens that are neither normal nor defined pieces have scores at least this much below those of normal pieces.
+# So a text such as "<0x41>" is read as characters.
 NEVER = 1000.0
 TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\n")
 
@@ -175,7 +175,7 @@ def tokenizer_json(vocabulary: Vocabulary, stated: Stated) -> bytes:
 
 def _normalizer(vocabulary: Vocabulary, *, has_prefix: bool) -> normalizers.Normalizer:
     """Return the steps that change the characters of a text: compose characters, remove spaces at the ends and repeated spaces if the
-    vocabulary says so, and replace other spaces by marks."""
+    vocabulary says so, put a mark first if `has_prefix`, and replace other spaces by marks."""
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(vocabulary.table)] if vocabulary.table else []
     if vocabulary.strips_spaces:
         steps += [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
