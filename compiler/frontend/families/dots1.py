@@ -1,5 +1,5 @@
-"""dots.llm1: a norm per query and key head, a plain MLP in as many first layers as the configuration says, and mixtures of experts with
-shared experts in all other layers. Layers from `max_window_layers` on may have a window."""
+"""dots.llm1: a norm of each query head and each key head, a plain MLP in as many first layers as the configuration says, and mixtures of
+experts with shared experts in all other layers. Layers from `max_window_layers` on may have a window."""
 
 from __future__ import annotations
 

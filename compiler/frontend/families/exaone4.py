@@ -1,5 +1,5 @@
-"""EXAONE 4: OLMo 2 with a norm per query and key head, instead of one norm over all heads. In models with windows, the layers without a
-window have no RoPE."""
+"""EXAONE 4: OLMo 2 with a norm of each query head and each key head, instead of one norm over all heads. In models with windows, the layers
+without a window have no RoPE."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Gemma 3: Gemma 2 with a norm per query and key head, with a separate rope in layers with a window, and without a soft cap of attention.
-Most models also read images: they have a SigLIP encoder, a connector that averages neighbouring patches, and attention in both directions
-among the tokens of an image. A model whose attention is bidirectional becomes an encoder (`embeddinggemma.py`)."""
+"""Gemma 3: Gemma 2 with a norm of each query head and each key head, with a separate rope in layers with a window, and without a soft cap
+of attention. Most models also read images: they have a SigLIP encoder, a connector that averages neighbouring patches, and attention in
+both directions among the tokens of an image. A model whose attention is bidirectional becomes an encoder (`embeddinggemma.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions in most layers, attention with a norm per query and key head in all other layers."""
+"""LFM2: gated short convolutions in most layers, attention with a norm of each query head and each key head in all other layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""StableLM: layer norms, a RoPE that rotates part of each head, and, in StableLM 2 12B, attention and MLP in parallel and a norm per query
-and key head."""
+"""StableLM: layer norms, a RoPE that rotates part of each head, and, in StableLM 2 12B, attention and MLP in parallel and a norm of each
+query head and each key head."""
 
 from __future__ import annotations
 
