@@ -1,4 +1,5 @@
-"""Apertus: Llama with a norm per query and key head, and an MLP without a gate, whose activation has learned parameters (xIELU)."""
+"""Apertus: Llama with a norm of each query head and each key head, and an MLP without a gate, whose activation has learned parameters
+(xIELU)."""
 
 from __future__ import annotations
 

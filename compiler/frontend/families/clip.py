@@ -43,13 +43,14 @@ def read(fields: Fields) -> ModelConfig:
 
 def _former(fields: Fields, name: str, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields of the object `name`, which only older files have, and `defaults` for the fields that this object lacks. Return {}
-    if the object is missing or empty. The caller lets the result override the usual object."""
+    if the object is missing or empty. The result overrides the fields of `text_config` or `vision_config`."""
     given = Fields(fields.raw(name, {}), f"{name} of {fields.where}").values
     return {**defaults, **given} if given else {}
 
 
 def read_whole(fields: Fields, tower: Tower, defaults: Mapping[str, Any], connector: Connector, cutting: Cutting) -> Vision:
-    """Return the configuration of an image encoder that gives one vector per crop: `merge` is the number of patches along a whole edge."""
+    """Return the configuration of an image encoder that gives one vector per crop. Its `merge` is the number of patches along an edge of a
+    crop."""
     inner = fields.fields("vision_config", defaults)
     merge = max(1, inner.integer("image_size") // inner.integer("patch_size"))
     return read_tower(fields, tower, defaults, connector=connector, merge=merge, image_token=NO_TOKEN, cutting=cutting)
@@ -79,7 +80,7 @@ def layer(at: EncoderLayer, x: Var) -> Var:
 
 
 def joined(at: Stem, x: Var) -> Var:
-    """Project the vectors of texts to the space that they share with those of images."""
+    """Project the vectors of texts to the space that they share with the vectors of images."""
     return at.net.linear(x, "text_projection", at.config.hidden_size, at.config.embedding.size_of(at.config.hidden_size))
 
 

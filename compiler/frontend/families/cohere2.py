@@ -11,7 +11,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    # These fields of the original code have the same value in all models.
+    # Skip fields of the original code that have the same value in all models.
     fields.skip("rotary_pct", "position_embedding_type", "order_of_interleaved_layers", "use_embedding_sharing", "use_parallel_block")
     fields.skip("use_parallel_embedding", "use_gated_activation", "layer_switch")
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 4))

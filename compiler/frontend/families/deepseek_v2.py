@@ -26,7 +26,7 @@ def read(fields: Fields) -> ModelConfig:
     # n_group and topk_group matter only with other values of topk_method; ep_size and seq_aux concern training
     fields.skip("n_group", "topk_group", "ep_size", "seq_aux")
     rotated, plain = fields.integer("qk_rope_head_dim", 64), fields.integer("qk_nope_head_dim", 128)
-    fields.skip("head_dim", "qk_head_dim", "num_key_value_heads")  # derived from the other fields
+    fields.skip("head_dim", "qk_head_dim", "num_key_value_heads")  # derived from other fields
     fields.values = {**fields.values, "head_dim": rotated, "num_key_value_heads": fields.integer("num_attention_heads")}
     fields.require(attention_bias=False, mlp_bias=False)
     config = rotating_neighbours(read_decoder(fields))
@@ -42,8 +42,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def strength_of(fields: Fields) -> float:
-    """Return the factor by which a scaled rope multiplies queries, and by which it multiplies keys. The factor is computed from
-    `mscale_all_dim`. It is 1 if that field is absent or 0, or if the field `factor` is absent or at most 1."""
+    """Return the factor by which a scaled rope multiplies both queries and keys. The factor is computed from the field `mscale_all_dim`.
+    The result is 1 if `mscale_all_dim` is absent or 0, or if the field `factor` is absent or at most 1."""
     scaling = rope_fields(fields)
     weight, factor = scaling.number("mscale_all_dim", None, zero=True), scaling.number("factor", 1.0)
     return 0.1 * weight * math.log(factor) + 1 if weight and factor > 1 else 1.0
@@ -71,16 +71,16 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 
 def complete_strength(config: dict[str, Any]) -> None:
-    """Restore `mscale_all_dim` and `mscale` of a scaled rope, if the metadata states the former."""
+    """Restore `mscale_all_dim` and `mscale` of a scaled rope, if the metadata states `mscale_all_dim`."""
     if isinstance(scaling := config.get("rope_scaling"), dict) and isinstance(weight := scaling.get("mscale_all_dim"), float):
         # Converters divide mscale_all_dim by 10, and omit mscale, which has the same value.
         config["rope_scaling"] = {**scaling, "mscale_all_dim": 10 * weight, "mscale": 10 * weight}
 
 
 def complete_latent(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Add the sizes of projected heads that the metadata states. Newer files state them in keys that end in `_mla`. In older files, which
-    lack these keys, `attention.key_length` and `attention.value_length` are the sizes of projected heads, because the cache held these
-    heads. Remove `head_dim`, `num_key_value_heads` and `partial_rotary_factor`, which describe the cached latent vector in newer files."""
+    """Add the sizes of the key and the value of a projected head. Newer files state these sizes in keys that end in `_mla`. Older files
+    state them in `attention.key_length` and `attention.value_length`, because llama.cpp then cached projected heads. Remove `head_dim`,
+    `num_key_value_heads` and `partial_rotary_factor`, which describe the cached latent vector in newer files."""
     key, value = (metadata.get(f"attention.{part}_length_mla", metadata.get(f"attention.{part}_length")) for part in ("key", "value"))
     rotated = metadata.get("rope.dimension_count")
     if type(key) is int and type(rotated) is int:
@@ -93,7 +93,7 @@ def complete_latent(config: dict[str, Any], metadata: Mapping[str, Any]) -> None
 
 
 def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
-    """Record in `apart` whether the matrices of keys and of values are separate tensors. Older converters kept them stacked."""
+    """Record in `apart` whether the matrices of keys and of values are separate tensors. Older converters store both in one tensor."""
     return replace(config, apart="blk.0.attn_k_b.weight" in tensors)
 
 

@@ -14,7 +14,7 @@ SIZES = {"qk_nope_head_dim": 128, "v_head_dim": 128, "n_group": 8, "topk_group":
 
 def read(fields: Fields) -> ModelConfig:
     fields.require(scoring_func="sigmoid", moe_layer_freq=1)
-    fields.skip("ep_size", "seq_aux", "num_mtp_layers")  # fields about training, and about layers that predict further tokens
+    fields.skip("ep_size", "seq_aux", "num_mtp_layers")  # fields about training and multi-token prediction
     fields.fill(**DEFAULTS, **SIZES, max_position_embeddings=4096, routed_scaling_factor=2.5, rms_norm_eps=1e-6)
     if "q_lora_rank" not in fields.values:  # null means that queries have no latent vector
         fields.fill(q_lora_rank=1536)

@@ -16,7 +16,8 @@ OWN_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden
 def read(fields: Fields) -> ModelConfig:
     fields.fill(dim=768, n_heads=12, n_layers=6, hidden_dim=3072, activation="gelu")
     fields.fill(**{name: fields.raw(own) for name, own in OWN_NAMES.items()}, hidden_act=fields.raw("activation"))
-    # The checkpoint contains the position table, whether computed or learned. The head whose weights may be tied is not served.
+    # The checkpoint has the position table even if it consists of sinusoids.
+    # The head for masked tokens, whose weights `tie_weights_` ties, is not served.
     fields.skip("sinusoidal_pos_embds", "tie_weights_")
     return read_encoder(fields, position_offset=0, num_segments=0)
 

@@ -1,5 +1,5 @@
-"""dots.llm1: a norm per query and key head, a plain MLP in as many first layers as the configuration says, and mixtures of experts with
-shared experts in all other layers. Layers from `max_window_layers` on may have a window."""
+"""dots.llm1: a norm of each query head and each key head, a plain MLP in as many first layers as the configuration says, and mixtures of
+experts with shared experts in all other layers. Layers from `max_window_layers` on may have a window."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    if fields.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # published models state the method of routing here, noaux_tc
+    if fields.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # published models state noaux_tc, the routing method
         raise fields.error("scoring_func", "sigmoid")
     fields.require(topk_method="noaux_tc", moe_layer_freq=1)
     fields.fill(first_k_dense_replace=0)

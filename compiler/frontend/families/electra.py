@@ -14,7 +14,7 @@ from compiler.ops.elementwise import GELU
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.skip("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj")  # fields of heads for other tasks
+    fields.skip("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj")  # fields of heads that are not served
     config = bert.read(fields)
     size = fields.integer("embedding_size", 128)
     assert config.encoder is not None

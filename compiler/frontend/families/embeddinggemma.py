@@ -1,5 +1,5 @@
 """EmbeddingGemma: the layer of Gemma 3 in an encoder. In layers with a window, a token attends to half a window in each direction. A
-config.json of EmbeddingGemma has the model type gemma3_text, and the reader of Gemma 3 chooses this family."""
+config.json of EmbeddingGemma has the model type gemma3_text, and `gemma3_text.read` chooses this family."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """ERNIE 4.5 with mixtures of experts: some layers, by default only the first, have a plain MLP, and all other layers have experts and
-shared experts. A bias corrects the choice of experts."""
+shared experts. A bias on the router's scores affects which experts are chosen, but not their weights."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import ExpertNames, read_mixture
 
 NAMES = ExpertNames(correction="mlp.moe_statics.e_score_correction_bias", correction_rank=2, shared="mlp.shared_experts")
-# The weights of a token's experts are divided by their sum, or by moe_norm_min if the sum is less. A moe_norm_min of at most LEAST_SUM is
-# ignored: in practice, the sum of the chosen scores of a softmax is larger.
+# The weights of a token's experts are divided by their sum, or by moe_norm_min if the sum is less.
+# A moe_norm_min of at most LEAST_SUM is ignored: in practice, the sum of the chosen scores of a softmax is larger.
 LEAST_SUM = 1e-6
 
 
@@ -25,7 +25,7 @@ def read(fields: Fields) -> ModelConfig:
     if fields.number("moe_norm_min", 1e-12) > LEAST_SUM:
         raise fields.error("moe_norm_min", f"at most {LEAST_SUM}")
     fields.require(use_bias=False, moe_gate="topk", moe_use_aux_free=True)
-    # Fields about training, and about layers that predict further tokens.
+    # Fields about training and multi-token prediction.
     fields.skip("moe_capacity", "num_nextn_predict_layers", "moe_group", "moe_aux_loss_lambda", "moe_orthogonal_loss_lambda")
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
     fields.fill(head_dim=head_dim)

@@ -1,5 +1,5 @@
-"""EXAONE 4: OLMo 2 with a norm per query and key head, instead of one norm over all heads. In models with windows, the layers without a
-window have no RoPE."""
+"""EXAONE 4: OLMo 2 with a norm of each query head and each key head, instead of one norm over all heads. In models with windows, the layers
+without a window have no RoPE."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_local(fields: Fields, num_layers: int) -> list[bool]:
-    """Return, for each layer, whether it has a window. The field `sliding_window_pattern` is a pattern such as "LLLG" (L: a window, G:
-    none), which the last layer of the model does not follow: it has no window. Or the field is the number of layers in a period, of which
-    the last has no window. If the field is absent, this number is 4. Raise ConfigError for other values."""
+    """Return, for each layer, whether the layer has a window. If the field `sliding_window_pattern` is a text such as "LLLG" (L: window, G:
+    no window), the layers repeat this pattern, except that the last layer of the model never has a window. If the field is a number n (by
+    default 4), every n-th layer has no window. Raise ConfigError for other values."""
     pattern = fields.raw("sliding_window_pattern", 4)
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return [pattern[layer % len(pattern)] == "L" and layer + 1 < num_layers for layer in range(num_layers)]
@@ -36,7 +36,7 @@ def _read_local(fields: Fields, num_layers: int) -> list[bool]:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Set the window to null if the metadata states none: without the field, the configuration would have the default window."""
+    """Set `sliding_window` to null if the metadata states no window: if the field were absent, `read` would assume the default window."""
     config.setdefault("sliding_window", None)
 
 

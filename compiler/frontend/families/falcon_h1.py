@@ -84,7 +84,7 @@ def _feed(at: Layer, h: Var, by: BranchFactors) -> Var:
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     """Add the size of Mamba-2, and whether it has a norm and biases. All factors keep the default 1, because converters multiply the
-    weights by these factors. Raise ConfigError if the file has no `output.weight`."""
+    weights by the model's factors. Raise ConfigError if the file has no `output.weight`."""
     if config["tie_word_embeddings"]:
         raise ConfigError("output.weight is missing: the embeddings are multiplied by another factor than the head, expected both")
     config["mamba_d_ssm"] = inner_size(metadata, 1)

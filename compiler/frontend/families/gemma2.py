@@ -27,7 +27,7 @@ GGUF_LAYER_NAMES = {
 def read(fields: Fields) -> ModelConfig:
     fields.fill(max_position_embeddings=8192)
     window = fields.integer("sliding_window", 4096)
-    fields.require_equal("sliding_window_size", window, "sliding_window")  # a field of the larger models, which transformers does not read
+    fields.require_equal("sliding_window_size", window, "sliding_window")  # larger models have this field; transformers ignores it
     return replace(
         read_gemma(fields),
         windows=read_windows(fields, window, lambda layer: layer % 2 == 0),
@@ -38,7 +38,7 @@ def read(fields: Fields) -> ModelConfig:
 
 def read_gemma(fields: Fields) -> ModelConfig:
     """Read the fields that Gemma 2 and Gemma 3 have in common."""
-    fields.skip("hidden_act")  # only hidden_activation counts
+    fields.skip("hidden_act")  # transformers reads hidden_activation instead
     fields.fill(hidden_activation="gelu_pytorch_tanh")
     config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, act="hidden_activation", bias="attention_bias"))
     return replace(
@@ -52,8 +52,8 @@ def read_gemma(fields: Fields) -> ModelConfig:
 
 def completed_by(largest: int) -> Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]:
     """Return a `Gguf.complete` that adds the activation, and `query_pre_attn_scalar`, from which the attention scale is computed: GGUF
-    metadata lacks both. In the family's largest model, which has `largest` layers, that field is hidden_size / num_heads, rounded down. In
-    all other models it is head_dim, or stays absent if there is no head_dim."""
+    metadata lacks both. In the family's largest model, which has `largest` layers, `query_pre_attn_scalar` is hidden_size / num_heads,
+    rounded down. In all other models, `query_pre_attn_scalar` is head_dim, or stays absent if there is no head_dim."""
 
     def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
         config["hidden_activation"] = "gelu_pytorch_tanh"

@@ -1,6 +1,6 @@
-"""Gemma 3: Gemma 2 with a norm per query and key head, with a separate rope in layers with a window, and without a soft cap of attention.
-Most models also read images: they have a SigLIP encoder, a connector that averages neighbouring patches, and attention in both directions
-among the tokens of an image. A model whose attention is bidirectional becomes an encoder (`embeddinggemma.py`)."""
+"""Gemma 3: Gemma 2 with a norm of each query head and each key head, with a separate rope in layers with a window, and without a soft cap
+of attention. Most models also read images: they have a SigLIP encoder, a connector that averages neighbouring patches, and attention in
+both directions among the tokens of an image. A model whose attention is bidirectional becomes an encoder (`embeddinggemma.py`)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ BOTH_WAYS = "embeddinggemma"  # family of bidirectional models, whose config.jso
 # MULTIMODAL_SIZES has the values that transformers assumes for absent fields in the text_config of multimodal models.
 MULTIMODAL_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
 BEGIN = "<start_of_image>"  # text that begins an image
-IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in older and newer files
+IMAGE_TOKENS = ("image_token_index", "image_token_id")  # older and newer name of the field for the id of the image token
 
 
 def read(fields: Fields) -> ModelConfig:
     if fields.text("model_type") != MULTIMODAL:
         return _read_text(fields)
-    vision = _read_vision(fields) if fields.raw("vision_config") else None  # files of decoders alone may keep an empty vision_config
+    vision = _read_vision(fields) if fields.raw("vision_config") else None  # files of text-only models may have an empty vision_config
     config = _read_text(text_fields(fields, {"model_type": "gemma3_text", **MULTIMODAL_SIZES}))
     if vision is None or config.encoder is not None:
         return config
@@ -41,8 +41,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_vision(fields: Fields) -> Vision:
-    """Return the encoder, whose connector averages squares of patches to `mm_tokens_per_image` vectors. Raise ConfigError if the patches
-    cannot be divided into so many squares."""
+    """Return the configuration of the encoder, whose connector averages squares of patches to `mm_tokens_per_image` vectors. Raise
+    ConfigError if the patches cannot be divided into this number of equal squares."""
     num_tokens = fields.integer("mm_tokens_per_image", 256)
     inner = fields.fields("vision_config", SIGLIP)
     edge = inner.integer("image_size") // inner.integer("patch_size")
@@ -65,14 +65,14 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def _read_text(fields: Fields) -> ModelConfig:
-    """Return the configuration of the decoder, or of a model of embeddings, whose attention is bidirectional. Raise ConfigError if
-    attention has a soft cap: transformers ignores the field, so it is unknown whether the model was trained with one."""
+    """Return the configuration of the decoder, or that of an embedding model if attention is bidirectional. Raise ConfigError if attention
+    has a soft cap: transformers ignores this field, so it is unknown whether the model was trained with a soft cap."""
     fields.fill(max_position_embeddings=131_072)
     config = read_gemma(fields)
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     config = replace(
         with_ropes(fields, config),
-        max_context=fields.integer("max_position_embeddings"),  # already includes the rope scaling
+        max_context=fields.integer("max_position_embeddings"),  # this field includes the rope scaling
         windows=read_windows(fields, fields.integer("sliding_window", 4096), lambda layer: (layer + 1) % period != 0),
         logit_softcap=read_softcap(fields, "final_logit_softcapping", None),
     )
@@ -83,9 +83,9 @@ def _read_text(fields: Fields) -> ModelConfig:
 
 
 def with_ropes(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Return the configuration with the rope of the layers without a window, and the local rope of the layers with one. Newer files state
-    both in `rope_parameters`. Older files state the base of the local rope in `rope_local_base_freq`. Raise ConfigError if the two fields
-    disagree about the local rope."""
+    """Return the configuration with the rope of the layers without a window, and the local rope of the layers with a window. Newer files
+    state both ropes in `rope_parameters`. Older files state the base of the local rope in `rope_local_base_freq`. Raise ConfigError if
+    these two fields disagree about the local rope."""
     if "rope_parameters" in fields:
         local = read_rope(fields, config.head_dim, layer_type="sliding_attention")
         fields.require_equal("rope_local_base_freq", local.theta, "rope_parameters.sliding_attention.rope_theta, the newer field")
@@ -95,8 +95,8 @@ def with_ropes(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def read_both_ways(config: ModelConfig) -> ModelConfig:
-    """Return the configuration of an encoder with these layers, which pools by the mean. Tokens attend to half a window in each direction,
-    or, in layers without a window, to their whole text."""
+    """Return the configuration of an encoder with the layers of `config` and mean pooling. Tokens attend to half a window in each
+    direction, or, in layers without a window, to their whole text."""
     reaches = tuple(None if window is None else window // 2 for window in config.windows)
     encoder = EncoderConfig(0, 0, 0, reaches=reaches)
     return replace(config, family=BOTH_WAYS, encoder=encoder, embedding=EmbeddingConfig(Pooling.MEAN, True))

@@ -1,6 +1,6 @@
-"""Gemma 3n: several residual streams (AltUp), a learned residual connection around attention (LAuReL), per-layer embeddings, and MLPs that
-keep only large activations in some layers. A layer predicts all streams, computes the first stream, and corrects all of them. The last
-layers read the keys and values of earlier layers. Images and sound are not read."""
+"""Gemma 3n: several residual streams (AltUp), a learned residual connection around attention (LAuReL), per-layer embeddings, and, in some
+layers, MLPs that keep only large activations. A layer predicts all streams, computes the first stream, and corrects all streams. The last
+layers read the keys and values of earlier layers. The encoders of images and audio are not supported."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from compiler.ops.manipulate import CONCAT
 from compiler.ops.reduce import MEAN, SUM
 
 MULTIMODAL = "gemma3n"
-PERIOD = 5  # unless layer_types says otherwise, the last layer of each period has no window
-# By default, `activation_sparsity_pattern` is SPARSITY in the first NUM_SPARSE layers and 0 in the others. If a model has no more layers
-# than these, the default is 0 in all of them.
+PERIOD = 5  # layers per period; the last layer of a period has no window, unless layer_types says otherwise
+# By default, `activation_sparsity_pattern` is SPARSITY in the first NUM_SPARSE layers and 0 in all other layers.
+# If a model has at most NUM_SPARSE layers, the default is 0 in all layers.
 NUM_SPARSE, SPARSITY = 10, 0.95
 LEAST_SQUARE = 1e-5  # lower bound of the mean square by whose root the elements of a stream are divided
 
@@ -40,7 +40,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.fill(num_attention_heads=8, num_key_value_heads=2, head_dim=256, hidden_activation="gelu_pytorch_tanh")
     fields.fill(max_position_embeddings=32_768, tie_word_embeddings=True, num_kv_shared_layers=15)
     fields.skip("altup_coef_clip", "altup_lr_multiplier")  # for training
-    fields.skip("query_pre_attn_scalar")  # transformers does not read this field: queries have a norm
+    fields.skip("query_pre_attn_scalar")  # transformers does not read this field: norms of queries replace the scale
     sizes = _read_sizes(fields)
     config = read_decoder(fields, act="hidden_activation", intermediate_size=max(sizes), bias="attention_bias")
     config = replace(
@@ -58,7 +58,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_sizes(fields: Fields) -> tuple[int, ...]:
-    """Return the intermediate size of each layer. Files state one number for all layers or a list with one number for each. If the field
+    """Return the intermediate size of each layer. Files state one number for all layers, or a list with one number per layer. If the field
     is absent, the size is 16,384 in all layers. Raise ConfigError for other values."""
     num_layers, given = fields.integer("num_hidden_layers", maximum=10_000), fields.raw("intermediate_size", 16_384)
     sizes = given if isinstance(given, list) else [given] * num_layers
@@ -73,8 +73,8 @@ def _read_altup(fields: Fields) -> AltUp:
 
 
 def _read_sparsities(fields: Fields, num_layers: int) -> tuple[float, ...]:
-    """Return the sparsity of each layer's MLP. Raise ConfigError if the field is no list of one number from 0 to less than 1 for each
-    layer."""
+    """Return the sparsity of each layer's MLP. Raise ConfigError if the field is no list with one number per layer, each at least 0 and
+    less than 1."""
     num_sparse = NUM_SPARSE if num_layers > NUM_SPARSE else 0
     given = fields.raw("activation_sparsity_pattern", [SPARSITY] * num_sparse + [0.0] * (num_layers - num_sparse))
     if not isinstance(given, list) or len(given) != num_layers or not all(type(s) in (int, float) and 0 <= s < 1 for s in given):
@@ -86,15 +86,16 @@ def _read_sparsities(fields: Fields, num_layers: int) -> tuple[float, ...]:
 
 
 def widen(step: Step, x: Var) -> Var:
-    """Return the streams side by side, [tokens, streams * size]. The first is the token embeddings. The others are projections of the token
-    embeddings, scaled to the root mean square of the first."""
+    """Return the streams side by side, [tokens, streams * size]. The first stream is the token embeddings. The other streams are
+    projections of the token embeddings, scaled to the root mean square of the first stream."""
     net, size = step.net, step.config.hidden_size
     names = [f"{step.prefix}altup_projections.{number}" for number in range(_num_streams(step) - 1)]
     return net.call(CONCAT, x, *(_as_large(step, net.linear(x, name, size, size), x) for name in names), axis=1)
 
 
 def narrow(step: Step, x: Var) -> Var:
-    """Return the mean of the first stream and of projections of the other streams, each scaled to the root mean square of the first."""
+    """Return the mean of the first stream and of projections of the other streams, each scaled to the root mean square of the first
+    stream."""
     net, size, count = step.net, step.config.hidden_size, _num_streams(step)
     first, *others = (net.slice(x, 1, number * size, (number + 1) * size) for number in range(count))
     names = [f"{step.prefix}altup_unembed_projections.{number}" for number in range(count - 1)]
@@ -108,8 +109,8 @@ def _num_streams(step: Step) -> int:
 
 
 def _as_large(step: Step, x: Var, model: Var) -> Var:
-    """Scale each row of `x` to the root mean square of the same row of `model`. A row of `x` whose mean square is below LEAST_SQUARE stays
-    smaller."""
+    """Scale each row of `x` to the root mean square of the same row of `model`. A row of `x` whose mean square is below LEAST_SQUARE gets a
+    smaller root mean square than the row of `model`."""
     net = step.net
     own = net.call(MAXIMUM, _mean_square(step, x), ScalarValue(LEAST_SQUARE, "f32"))
     return net.call(DIVIDE, net.call(MULTIPLY, x, net.call(SQRT, _mean_square(step, model))), net.call(SQRT, own))
@@ -123,8 +124,8 @@ def _mean_square(step: Step, x: Var) -> Var:
 
 
 def layer(at: Layer, x: Var) -> Var:
-    """Predict all streams, compute the first one, and correct all. Then add to all streams but the first a vector that is computed from the
-    corrected first stream and the layer's per-layer embedding."""
+    """Predict all streams, compute the first stream, and correct all streams. Then compute a vector from the corrected first stream and the
+    layer's per-layer embedding, and add it to all streams except the first."""
     net, c, t, count = at.step.net, at.step.config, at.step.t, _num_streams(at.step)
     predicted = _predict(at, net.reshape(x, t, count, c.hidden_size))
     first = _first(at, predicted)
@@ -137,12 +138,13 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def _first(at: Layer, streams: Var) -> Var:
-    """Return the first of `streams[tokens, streams, size]`, which a layer computes by attention and MLP: [tokens, size]."""
+    """Return the first of `streams[tokens, streams, size]`: [tokens, size]."""
     return at.step.net.reshape(at.step.net.slice(streams, 1, 0, 1), at.step.t, at.step.config.hidden_size)
 
 
 def _predict(at: Layer, streams: Var) -> Var:
-    """Return each of `streams[tokens, streams, size]` plus a weighted sum of all of them. The weights are computed from the first."""
+    """Return each of `streams[tokens, streams, size]` plus a weighted sum of all streams. The weights are computed from the first
+    stream."""
     net, c, t, count = at.step.net, at.step.config, at.step.t, _num_streams(at.step)
     factors = net.linear(_modes(at, _first(at, streams)), at.name("altup.prediction_coefs"), count, count * count, format=ROUTER_FORMAT)
     each = net.call(MULTIPLY, net.reshape(streams, t, 1, count, c.hidden_size), net.reshape(factors, t, count, count, 1))
@@ -186,8 +188,8 @@ def _laurel(at: Layer, h: Var) -> Var:
 
 def _feed(at: Layer, h: Var) -> Var:
     """Apply the MLP. In a sparse layer, a quantile is subtracted from the gate's elements before the activation, and negative differences
-    become 0. The quantile is that of a normal distribution with the mean and the standard deviation of a token's elements, at the layer's
-    sparsity."""
+    become 0. The quantile, at the layer's sparsity, is that of a normal distribution with the mean and the standard deviation of the
+    token's gate."""
     net, c, size = at.step.net, at.step.config, at.step.config.intermediate_size_of(at.number)
     sparsity = c.sparsities[at.number]
     if not sparsity:
@@ -205,8 +207,8 @@ def _feed(at: Layer, h: Var) -> Var:
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     """Add the fields that a GGUF file states in another form. Instead of the sparsities, the file states quantiles of the standard normal
-    distribution in f32, from which sparsities are computed with six decimals. Converters pad the table of per-layer embeddings to the size
-    of the vocabulary."""
+    distribution in f32, from which sparsities are computed with six decimals. The number of rows of the per-layer table is the size of the
+    vocabulary, because converters pad the table."""
     config["vocab_size_per_layer_input"] = config.get("vocab_size")
     if are_integers(sizes := config.get("intermediate_size")):
         config["intermediate_size"] = sizes.tolist()

@@ -1,6 +1,6 @@
 """Gemma 4: layers without a window have larger heads, and may derive values from the projected keys. The last layers may read the keys and
-values of earlier layers. Layers may take per-layer embeddings, and may add the output of experts to that of the MLP. Models of the type
-gemma4 may also read images of any size; models of the other types read only text. Sound is not read."""
+values of earlier layers. Layers may read per-layer embeddings, and may add the output of experts to that of the MLP. Models of the type
+gemma4 may also read images of any size; models of the other types read only text. Encoders of audio are not supported."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ ENCODER: Mapping[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "rms_norm_eps": 1e-6,
 }
-# The type of models without separate encoders of images and sound. They have neither experts nor per-layer embeddings.
+# The type of models that have no separate encoders of images and audio, no experts and no per-layer embeddings.
 UNIFIED = "gemma4_unified"
 ROPES = {  # the default of rope_parameters
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-PERIOD = 6  # unless layer_types says otherwise, the last layer of each period has no window
+PERIOD = 6  # layers per period; the last layer of a period has no window, unless layer_types says otherwise
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -129,7 +129,7 @@ def _seeing(outer: Fields, fields: Fields, config: ModelConfig, vision: Vision) 
 
 def _with_global_heads(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Return the configuration with the heads and the rope of the layers without a window. If `attention_k_eq_v` is true, these layers
-    project values with the key matrix, and may have another number of key and value heads."""
+    project values with the key matrix, and may have another number of key and value heads than layers with a window."""
     joint, stated = fields.flag("attention_k_eq_v", False), _read_overrides(fields, config)
     num_kv = stated.integer("num_key_value_heads", fields.integer("num_global_key_value_heads", config.num_kv_heads))
     if config.num_heads % num_kv:
@@ -144,8 +144,9 @@ def _with_global_heads(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _read_overrides(fields: Fields, config: ModelConfig) -> Fields:
-    """Return the object with `head_dim` and `num_key_value_heads` that newer files state for each layer without a window, or one without
-    fields if `per_layer_config` is absent. Raise ConfigError unless there are equal objects for exactly these layers."""
+    """Return the fields `head_dim` and `num_key_value_heads` of the layers without a window, which newer files state once per layer in
+    `per_layer_config`. Return no fields if `per_layer_config` is absent. Raise ConfigError unless `per_layer_config` has equal objects for
+    exactly the layers without a window."""
     given = fields.raw("per_layer_config", {})
     layers = {layer for layer, window in enumerate(config.windows) if window is None}
     expected = f"equal objects of head_dim and num_key_value_heads for the layers {', '.join(map(str, sorted(layers)))}"
@@ -158,9 +159,9 @@ def _read_overrides(fields: Fields, config: ModelConfig) -> Fields:
 
 
 def sharing(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Return a configuration in which the last `num_kv_shared_layers` layers read the keys and values of an earlier layer: the last layer
-    before all of them that has the same window. Programs do not read the projections that checkpoints contain for these layers. Raise
-    ConfigError if there is no such earlier layer. If the number is 0, return the configuration unchanged."""
+    """Return a configuration in which the last `num_kv_shared_layers` layers read the keys and values of an earlier layer: the last of the
+    other layers that has the same window. Programs do not read the projections that checkpoints contain for these layers. Raise ConfigError
+    if there is no such earlier layer. If `num_kv_shared_layers` is 0, return the configuration unchanged."""
     num_shared = fields.integer("num_kv_shared_layers", 0, minimum=0, maximum=config.num_layers)
     if not num_shared:
         return config
@@ -177,7 +178,7 @@ def sharing(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _with_widths(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Double the intermediate size of the layers that read the keys and values of others, if `use_double_wide_mlp` is true."""
+    """Double the intermediate size of the layers that read the keys and values of other layers, if `use_double_wide_mlp` is true."""
     doubled, layers = fields.flag("use_double_wide_mlp", False), range(config.num_layers)
     sizes = tuple(config.intermediate_size << (doubled and config.kv_source(layer) != layer) for layer in layers)
     return replace(config, intermediate_sizes=sizes) if config.kv_sources else config
@@ -207,8 +208,9 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def attend_shared(at: Layer, h: Var) -> Var:
-    """Attend to the keys and values of the layer, or of an earlier layer if this one reads those of another layer. Queries and keys get a
-    norm per head and are rotated. Values get a norm without weights. A layer with keys and values of its own appends them to the cache."""
+    """Attend to the keys and values of this layer, or to those of an earlier layer if this layer has none of its own. Queries and keys get
+    a norm per head and are rotated. Values get a norm without weights. A layer with keys and values of its own appends them to the
+    cache."""
     net, c, heads = at.step.net, at.step.config, at.heads
     kinds = 1 if c.kv_source(at.number) != at.number else 2 if at.number in c.values_from_keys else 3
     counts = [c.num_heads, heads.num_kv, heads.num_kv][:kinds]
@@ -221,9 +223,9 @@ def attend_shared(at: Layer, h: Var) -> Var:
 
 
 def _feed(at: Layer, x: Var) -> Var:
-    """Apply the MLP and, if the model has experts, add their output. `x` is the residual stream. MLP and experts read it after separate
-    norms. With experts, each of the two outputs gets a norm of its own. The router reads `x` after a norm without weights, scaled by a
-    learned vector."""
+    """Apply the MLP and, if the model has experts, add the output of the experts. `x` is the residual stream, which MLP and experts read
+    after separate norms. With experts, each of the two outputs gets a norm of its own. The router reads `x` after a norm without weights,
+    scaled by a learned vector."""
     net, c, dense = at.step.net, at.step.config, gated_mlp(at, norm(at, x, NORMS[2]))
     if c.mixture is None:
         return dense
@@ -246,7 +248,7 @@ def join_inputs(at: Layer, x: Var, inputs: Var) -> Var:
 
 def layer_inputs(step: Step, x: Var) -> Var | None:
     """Return the per-layer embeddings, [tokens, layers, size]: (scaled vectors of a table + a normalised projection of the token embeddings
-    `x`) / sqrt(2). Return None if the model has none. Tokens with ids beyond the table read its first row."""
+    `x`) / sqrt(2). Return None if the model has no per-layer embeddings. Tokens with ids beyond the table read its first row."""
     net, c = step.net, step.config
     if c.layer_inputs is None:
         return None
@@ -266,8 +268,9 @@ def layer_inputs(step: Step, x: Var) -> Var | None:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add the fields that a GGUF file states as one value per layer, or only by having or lacking a tensor. Replace the fields of the rope
-    by `rope_parameters`. A pair of dimensions does not rotate if the divisor of its frequency is at least UNROTATED."""
+    """Add the fields that a GGUF file states as lists with a value per layer, and those that follow from the names of its tensors. Replace
+    the fields of the rope by `rope_parameters`. A pair of dimensions does not rotate if the divisor of its frequency is at least
+    UNROTATED."""
     config["model_type"] = "gemma4_text"
     has_window = [kind == "sliding_attention" for kind in config.get("layer_types", [])]
     config["global_head_dim"], config["head_dim"] = config.get("head_dim"), metadata.get("attention.key_length_swa")
@@ -291,7 +294,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
     config["vocab_size_per_layer_input"] = config.get("vocab_size")
 
 
-UNROTATED = 1e29  # least divisor of a frequency that stands for a pair without rotation
+UNROTATED = 1e29  # a pair of dimensions whose frequency has at least this divisor does not rotate
 GGUF = Gguf(
     "gemma4",
     {

@@ -20,6 +20,6 @@ def read(fields: Fields) -> ModelConfig:
     return replace(config, qkv_bias=fields.flag("attention_bias", True))
 
 
-# The files of ChatGLM 3, which has the same layers, name the same architecture.
+# GGUF files of ChatGLM 3, which has the same layers, name this architecture, too.
 GGUF = Gguf("chatglm", layer_names={"ffn_up": "mlp.gate_up_proj"}, biases={"attention_bias": "attn_q"})
 FAMILY = DecoderFamily(("glm",), read, pre_norm(attention, stacked_mlp), gguf=GGUF)

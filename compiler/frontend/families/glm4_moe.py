@@ -31,7 +31,7 @@ def read(fields: Fields) -> ModelConfig:
 
 def read_shared_mixture(fields: Fields) -> Mixture:
     """Read a mixture with sigmoid scores, groups of experts, shared experts, and dense first layers. Raise ConfigError if the groups do not
-    have equal numbers of experts, or if the best groups have fewer experts than a token chooses."""
+    have equal numbers of experts, or if the chosen groups have fewer experts than a token chooses."""
     found = read_mixture(fields, "n_routed_experts", "moe_intermediate_size")
     groups = fields.integer("n_group", 1)
     if found.num_experts % groups:

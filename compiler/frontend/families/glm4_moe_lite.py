@@ -18,7 +18,7 @@ from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import Mixture
 from compiler.frontend.rope import read_rope
 
-KINDS = ("dense", "sparse")  # names in mlp_layer_types of layers with a plain MLP and of layers with experts
+KINDS = ("dense", "sparse")  # kinds in mlp_layer_types: a plain MLP, experts
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -45,7 +45,7 @@ def _read_latent(fields: Fields) -> Latent:
     """Return the sizes of latent attention. Raise ConfigError if `qk_head_dim` is not the sum of the sizes of a head's two parts."""
     found = Latent(
         rank=fields.integer("kv_lora_rank", 512),
-        query_rank=fields.integer("q_lora_rank", None if "q_lora_rank" in fields.values else 768),  # null means no latent
+        query_rank=fields.integer("q_lora_rank", None if "q_lora_rank" in fields.values else 768),  # null: no latent vector
         plain_size=fields.integer("qk_nope_head_dim", 192),
         rotated_size=fields.integer("qk_rope_head_dim", 64),
         value_size=fields.integer("v_head_dim", 256),
@@ -56,8 +56,8 @@ def _read_latent(fields: Fields) -> Latent:
 
 
 def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
-    """Return the mixture. The layers without experts are those that `mlp_layer_types` says, or else the first `first_k_dense_replace`.
-    Raise ConfigError if `mlp_layer_types` is no list of one of KINDS for each layer."""
+    """Return the mixture. The layers without experts are those that `mlp_layer_types` calls dense. If this field is absent, they are the
+    first `first_k_dense_replace` layers. Raise ConfigError if `mlp_layer_types` is no list with one of KINDS per layer."""
     found = read_shared_mixture(fields)
     fields.require(topk_method="noaux_tc")
     kinds = fields.raw("mlp_layer_types", [KINDS[layer not in found.dense_layers] for layer in range(num_layers)])
@@ -69,11 +69,11 @@ def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     complete_latent(config, metadata)
     complete_strength(config)
-    config.setdefault("q_lora_rank", None)  # without this key, queries have no latent vector
+    config.setdefault("q_lora_rank", None)  # if the metadata lacks this field, queries have no latent vector
 
 
 layer = pre_norm(latent_attention, mixture(NAMES))
-# Files of DeepSeek V2 name the same architecture. The mark distinguishes files of this family: only models with sigmoid scores normalise
-# the weights of the chosen experts.
+# Files of DeepSeek V2 name the architecture deepseek2, too.
+# The mark distinguishes files of this family, because only this family normalises the weights of the chosen experts.
 GGUF = replace(deepseek_v2.GGUF, mark="expert_weights_norm", complete=complete)
 FAMILY = DecoderFamily(("glm4_moe_lite",), read, layer, gguf=GGUF, experts=NAMES)

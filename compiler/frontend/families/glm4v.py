@@ -29,7 +29,7 @@ ENCODER: Mapping[str, Any] = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-SECTIONS = (8, 12, 12)  # by default, the numbers of rotated pairs of each axis: see `read_axes`
+SECTIONS = (8, 12, 12)  # default numbers of rotated pairs per axis: see `read_axes`
 IMAGE_TOKEN_ID = 151_343
 
 
@@ -39,8 +39,8 @@ def read(fields: Fields) -> ModelConfig:
 
 def read_seeing(fields: Fields, kind: str, decoder: Callable[[Fields], ModelConfig], image_token: int) -> ModelConfig:
     """Return the configuration of a model that sees, or that of its decoder alone if there is no `vision_config`. `decoder` reads the
-    fields of the decoder. If they are in a `text_config`, its `model_type` must be `kind`, in any spelling; otherwise raise ConfigError.
-    `image_token` is the default of `image_token_id`."""
+    fields of the decoder. If these fields are in a `text_config`, the `model_type` in it must be `kind`, in any spelling; otherwise raise
+    ConfigError. `image_token` is the default of `image_token_id`."""
     vision = _read_vision(fields, image_token) if "vision_config" in fields else None
     text = text_fields(fields, {"model_type": kind}) if "text_config" in fields else fields
     if text is not fields:

@@ -32,7 +32,7 @@ GGUF_FIELDS = {
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Raise ConfigError if the model has no rope. No field has to be added."""
+    """Raise ConfigError if the model has no rope. Add no field."""
     if metadata.get("rope.scaling.finetuned", True) is not True:
         raise ConfigError("rope.scaling.finetuned is false: Granite without a rope is not supported, expected a model with one")
 

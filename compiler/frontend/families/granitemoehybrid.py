@@ -48,7 +48,8 @@ def _read_mixture(fields: Fields) -> Mixture | None:
 
 
 def _read_recurrence(fields: Fields, num_layers: int, hidden_size: int) -> Recurrence | None:
-    """Return the layers with Mamba-2 and its sizes, or None if no layer has it. Raise ConfigError if no layer has attention."""
+    """Return the layers with Mamba-2 and the sizes of Mamba-2, or None if no layer has Mamba-2. Raise ConfigError if no layer has
+    attention."""
     kinds = read_kinds(fields, ["mamba"] * num_layers, KINDS)
     layers = [layer for layer, kind in enumerate(kinds) if kind in MAMBA]
     if len(layers) == num_layers:
@@ -89,7 +90,7 @@ GGUF = Gguf(
     {**granitemoe.GGUF_FIELDS, **MAMBA_FIELDS, "expert_shared_feed_forward_length": "shared_intermediate_size"},
     {
         **mamba_names("mamba"),
-        # The MLP has other names in models with experts.
+        # In models with experts, the names of the MLP end in _shexp.
         **{f"ffn_gate{end}": "shared_mlp.gate_proj" for end in ("", "_shexp")},
         **{f"ffn_up{end}": "shared_mlp.up_proj" for end in ("", "_shexp")},
         **{f"ffn_down{end}": "shared_mlp.output_linear" for end in ("", "_shexp")},

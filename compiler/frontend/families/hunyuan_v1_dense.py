@@ -1,4 +1,4 @@
-"""Hunyuan (dense): Llama with a norm per query and key head. RoPE comes before these norms."""
+"""Hunyuan (dense): Llama with a norm of each query head and each key head. RoPE comes before these norms."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""InternLM 2 and 2.5: Llama with other names of tensors. One matrix stores, for each key head, the rows of the queries that use it, then
-the rows of the key, and then those of the value."""
+"""InternLM 2 and 2.5: Llama with other names of tensors. One matrix stores, for each key head, the rows of the queries that use this key
+head, then the rows of the key, and then those of the value."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def _attention(at: Layer, h: Var) -> Var:
-    """Attend, with queries, keys and values of the one matrix `QKV`, in which each key head's group of queries, its key and its value
-    follow each other."""
+    """Attend with queries, keys and values that one matrix, `QKV`, projects. For each key head, the matrix has the rows of the group of
+    queries, then those of the key, then those of the value."""
     net, t, c = at.step.net, at.step.t, at.step.config
     group = c.num_heads // c.num_kv_heads
     stacked = net.linear(h, at.name(QKV), c.hidden_size, c.num_kv_heads * (group + 2) * c.head_dim, bias=c.qkv_bias)

@@ -13,8 +13,8 @@ from compiler.frontend.fields import Fields
 def read(fields: Fields) -> ModelConfig:
     fields.fill(rms_norm_eps=1e-5, head_dim=128, num_key_value_heads=2, max_position_embeddings=32768)
     config = rotating_whole_heads(read_decoder(fields))
-    # In newer files, `attention_bias` stands for the biases of all projections of attention, and `mlp_bias` for those of the MLP. In older
-    # files, `qkv_bias` stands for the biases of queries, keys and values, and `bias` for those of the output projection and of the MLP.
+    # In newer files, `attention_bias` switches the biases of all projections of attention, and `mlp_bias` those of the MLP.
+    # In older files, `qkv_bias` switches the biases of queries, keys and values, and `bias` those of the output projection and of the MLP.
     bias, qkv_bias = fields.flag("bias", False), fields.flag("attention_bias", fields.flag("qkv_bias", False))
     return replace(config, qkv_bias=qkv_bias, output_bias=fields.flag("attention_bias", bias), mlp_bias=fields.flag("mlp_bias", bias))
 

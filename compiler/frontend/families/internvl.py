@@ -71,7 +71,8 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def _edge(fields: Fields, name: str) -> int:
-    """Return the edge of a square, whose size may be one number or two. Raise ConfigError if two differ, or if one is not positive."""
+    """Return the edge of a square. The field is a number, or a list of two numbers. Raise ConfigError if these differ or are not
+    positive."""
     value = fields.raw(name)
     edge = value[0] if isinstance(value, list) and len(value) == 2 and value[0] == value[1] else value
     if type(edge) is not int or edge < 1:

@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions in most layers, attention with a norm per query and key head in all other layers."""
+"""LFM2: gated short convolutions in most layers, attention with a norm of each query head and each key head in all other layers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_hybrid(fields: Fields) -> ModelConfig:
-    """Read the fields that LFM2 and LFM2 with experts have in common. `intermediate_size` is read as it stands."""
+    """Read the fields that LFM2 and LFM2 with experts have in common. Return the `intermediate_size` of the file unchanged."""
     theta = fields.number("theta", 1e6)
     fields.fill(tie_word_embeddings=True, num_key_value_heads=8, max_position_embeddings=128_000, rope_theta=theta)
-    fields.require_equal("theta", fields.number("rope_theta"), "rope_theta")  # `theta` is the original name
+    fields.require_equal("theta", fields.number("rope_theta"), "rope_theta")  # `theta` is the original name of rope_theta
     # These fields of the original code repeat other fields, concern initial weights, or have the same value in all models.
     fields.skip(
         "conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_use_swiglu", "block_use_xavier_init", "block_norm_eps"
@@ -41,14 +41,14 @@ def read_hybrid(fields: Fields) -> ModelConfig:
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5, eps_field="norm_eps"))
     return replace(
         config,
-        tie_word_embeddings=fields.flag("tie_embedding", config.tie_word_embeddings),  # the original name takes precedence
+        tie_word_embeddings=fields.flag("tie_embedding", config.tie_word_embeddings),  # tie_embedding, the original name, takes precedence
         convolution=ShortConvolution(_read_layers(fields, config.num_layers), fields.integer("conv_L_cache", 3, minimum=2, maximum=64)),
     )
 
 
 def _read_width(fields: Fields, width: int) -> int:
     """Return the intermediate size: two thirds of `width`, times block_ffn_dim_multiplier, rounded up to a multiple of block_multiple_of.
-    If block_auto_adjust_ff_dim is false, it is `width` itself."""
+    If block_auto_adjust_ff_dim is false, the size is `width` itself."""
     multiple, factor = fields.integer("block_multiple_of", 256), fields.number("block_ffn_dim_multiplier", 1.0)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return width
@@ -57,7 +57,7 @@ def _read_width(fields: Fields, width: int) -> int:
 
 def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
     """Return the layers that have a convolution. The field `layer_types` overrides the older `full_attn_idxs`; without both, all layers
-    have attention. Raise ConfigError if one of them is malformed."""
+    have attention. Raise ConfigError if one of these fields is malformed."""
     attends = fields.raw("full_attn_idxs", list(range(num_layers)))
     if not isinstance(attends, list) or any(type(layer) is not int or not 0 <= layer < num_layers for layer in attends):
         raise fields.error("full_attn_idxs", f"a list of layers from 0 to {num_layers - 1}")
@@ -87,11 +87,11 @@ def _convolve(at: Layer, h: Var) -> Var:
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     complete_hybrid(config)
-    config["block_auto_adjust_ff_dim"] = False  # files have the final intermediate size
+    config["block_auto_adjust_ff_dim"] = False  # GGUF files state the final intermediate size
 
 
 def complete_hybrid(config: dict[str, Any]) -> None:
-    """Add the kind of each layer, if the file states the numbers of key heads. A layer without key heads has a convolution."""
+    """Add the kind of each layer, if the metadata states the number of key heads per layer. A layer without key heads has a convolution."""
     if (attending := read_attending(config)) is not None:
         config["layer_types"] = [KINDS[attends] for attends in attending]
 

@@ -1,4 +1,4 @@
-"""LFM2 with mixtures of experts in all but the first layers."""
+"""LFM2 with mixtures of experts in all layers except the first ones."""
 
 from __future__ import annotations
 

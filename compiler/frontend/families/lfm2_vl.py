@@ -17,12 +17,12 @@ from compiler.frontend.towers import COMMON, UNREAD, FieldNames, check_tokens, r
 from compiler.frontend.vision import Connector, Tower, Vision
 
 ENCODER: Mapping[str, Any] = {**COMMON, "patch_size": 16, "num_patches": 256, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
-IMAGE_TOKENS = ("image_token_id", "image_token_index")  # names of the field in newer and older files
+IMAGE_TOKENS = ("image_token_id", "image_token_index")  # newer and older name of the field for the id of the image token
 
 
 def read(fields: Fields) -> ModelConfig:
     vision = _read_vision(fields) if "vision_config" in fields else None
-    # The head belongs to the outer model, whatever the fields of the decoder say.
+    # The outer fields decide whether the head is tied, whatever the fields of the decoder say.
     is_tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
     text = text_fields(fields, {"model_type": "lfm2"})
     if text.text("model_type") != "lfm2":
@@ -51,8 +51,8 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def read_naflex(fields: Fields, **others: Any) -> Vision:
-    """Return the encoder SigLIP 2 for images of any size (NaFlex). `others` are the fields of Vision that the family or the connector
-    determines. Raise ConfigError if the number of positions (`num_patches`) is not a square."""
+    """Return the configuration of the encoder SigLIP 2 for images of any size (NaFlex). `others` are the fields of Vision that the family
+    or the connector determines. Raise ConfigError if the number of positions (`num_patches`) is not a square."""
     inner = fields.fields("vision_config", ENCODER)
     inner.skip(*UNREAD, "attention_dropout")
     if (edge := isqrt(inner.integer("num_patches"))) ** 2 != inner.integer("num_patches"):

@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x: a norm before attention, a norm before the gated MLP."""
+"""Llama 1 to 3.x: a norm before attention, and a norm before the gated MLP."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Llama 4 (Scout, Maverick): most layers have rotary positions and attend within chunks; the others attend to all earlier tokens, without
-RoPE. Mixtures of experts, each with a shared expert, may alternate with plain MLPs. An image is placed on a canvas, which is cut into crops
-of one size."""
+"""Llama 4 (Scout, Maverick): most layers have rotary positions and attend within chunks; all other layers attend to all earlier tokens,
+without RoPE. Mixtures of experts, each with a shared expert, may alternate with plain MLPs. An image is placed on a canvas, which is cut
+into crops of one size."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _read_vision(fields: Fields) -> Vision:
 
 def _read_text(fields: Fields) -> ModelConfig:
     fields.fill(**DEFAULTS)
-    fields.skip("for_llm_compressor")  # says how a script stored the experts, which the names of the tensors show, too
+    fields.skip("for_llm_compressor")  # says how experts are stored, which the names of the tensors show
     dense_size = fields.integer("intermediate_size_mlp")
     config = read_decoder(fields, eps=1e-5, default_head_dim=128, intermediate_size=dense_size, bias="attention_bias")
     config = rotating_neighbours(rotating_whole_heads(config))
@@ -130,8 +130,8 @@ def _read_text(fields: Fields) -> ModelConfig:
 
 
 def _read_chunks(fields: Fields, num_layers: int, unrotated: frozenset[int]) -> tuple[int | None, ...]:
-    """Return the chunk size of each layer with chunks, and None for the other layers. Raise ConfigError if the size is not a whole number
-    of pages, or if it is null although `layer_types` has layers with chunks."""
+    """Return the chunk size of each layer with chunks, and None for the other layers. Raise ConfigError if the size is no multiple of
+    PAGE_SIZE, or if it is null although `layer_types` has layers with chunks."""
     size = fields.integer("attention_chunk_size", None if "attention_chunk_size" in fields.values else 8192)
     if size is not None and size % PAGE_SIZE:
         raise fields.error("attention_chunk_size", f"a multiple of {PAGE_SIZE}, the tokens of a page of keys")
@@ -143,8 +143,8 @@ def _read_chunks(fields: Fields, num_layers: int, unrotated: frozenset[int]) -> 
 
 
 def _read_growth(fields: Fields) -> QueryGrowth | None:
-    """Return how queries grow in layers without RoPE, or None if the flag `attn_temperature_tuning` is false. Some files have an integer in
-    place of the flag, of which 0 stands for false. Raise ConfigError if the field is neither."""
+    """Return how queries in layers without RoPE grow with their positions, or None if the flag `attn_temperature_tuning` is false. Some
+    files have an integer in place of the flag; 0 stands for false. Raise ConfigError if the field is neither a flag nor an integer."""
     is_on = fields.raw("attn_temperature_tuning", True)
     if type(is_on) not in (bool, int):
         raise fields.error("attn_temperature_tuning", "true or false")
@@ -153,8 +153,8 @@ def _read_growth(fields: Fields) -> QueryGrowth | None:
 
 
 def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
-    """Return the mixture. The layers with experts are `moe_layers`, or else the last of every `interleave_moe_layer_step` layers. Raise
-    ConfigError if a token has more than one expert, or if `moe_layers` is no list of layers."""
+    """Return the mixture. The layers with experts are those in the field `moe_layers`, or else every `interleave_moe_layer_step`-th layer.
+    Raise ConfigError if a token has more than one expert, or if `moe_layers` is no list of layers."""
     found = read_mixture(fields, "num_local_experts", "intermediate_size", normalized=False)
     if found.num_chosen != 1:
         raise fields.error("num_experts_per_tok", "1, as in all models of the family")
@@ -188,8 +188,8 @@ WITHOUT_NORMS = 128  # number of experts of Maverick, the model whose queries an
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add whether queries and keys have a norm. Files do not state it; llama.cpp derives it from the number of experts. Other fields that
-    files do not state have their defaults in all published models. Raise ConfigError if the file says that no layer has chunks."""
+    """Add whether queries and keys have a norm. Files do not state this fact; llama.cpp derives it from the number of experts. Other fields
+    that files do not state have their defaults in all published models. Raise ConfigError if the file says that no layer has chunks."""
     if metadata.get("attention.sliding_window") == 0:
         raise ConfigError("attention.sliding_window of a GGUF file of Llama 4 is 0, expected chunks; load the safetensors files instead")
     config["use_qk_norm"] = config.get("num_local_experts") != WITHOUT_NORMS

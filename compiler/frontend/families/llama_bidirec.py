@@ -15,8 +15,8 @@ from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.graph.atoms import Var
 
 NAME = "llama_bidirec"
-CAUSAL = {"llama": llama.read, "qwen2": qwen2.read, "qwen3": qwen3.read}  # readers by the decoder types of models with `is_causal: false`
-POOLINGS = {"avg": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.LAST}  # by the names in NVIDIA's models
+CAUSAL = {"llama": llama.read, "qwen2": qwen2.read, "qwen3": qwen3.read}  # type of a decoder with `is_causal: false` -> reader
+POOLINGS = {"avg": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.LAST}  # name in NVIDIA's models -> pooling
 
 
 def read(fields: Fields) -> ModelConfig:

@@ -1,5 +1,5 @@
-"""LLaVA 1.5, Pixtral, and others in the same layout: an encoder of images (CLIP, SigLIP or Pixtral), two matrices that project each patch,
-and the decoder of Llama, Mistral or Qwen2."""
+"""LLaVA 1.5, Pixtral, and other models in the same layout: an encoder of images (CLIP, SigLIP or Pixtral), two matrices that project each
+patch, and the decoder of Llama, Mistral or Qwen2."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from compiler.frontend.towers import CLIP, SIGLIP, check_tokens, read_pixtral, r
 from compiler.frontend.vision import Connector, Tower, Vision
 
 DECODERS = {"llama": llama.read, "mistral": mistral.read, "qwen2": qwen2.read}
-# Files omit fields that equal the defaults of transformers, which OF_DECODERS has for each decoder. SIZES are those of a Llama of 7 billion
-# weights.
+# Files omit fields that equal the defaults of transformers, which OF_DECODERS lists for each decoder.
+# SIZES are the sizes of a Llama with 7 billion weights.
 SIZES = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
@@ -42,7 +42,7 @@ OF_AUTHORS = {
     "num_attention_heads": 16,
 }
 SELECTIONS = {Tower.CLIP: "default", Tower.SIGLIP: "full"}  # CLIP's class token is left out; SigLIP has none
-IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in older and newer files
+IMAGE_TOKENS = ("image_token_index", "image_token_id")  # older and newer name of the field for the id of the image token
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -57,8 +57,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_vision(fields: Fields) -> Vision:
-    """Return the encoder, without the layers after `vision_feature_layer`. Raise ConfigError if it is not one of ENCODERS or Pixtral, if it
-    selects other patches than the encoder supports, or if it has no such layer."""
+    """Return the configuration of the encoder, without the layers after `vision_feature_layer`. Raise ConfigError if the encoder is neither
+    Pixtral nor one of ENCODERS, if `vision_feature_select_strategy` does not fit the encoder, or if the encoder has no such layer."""
     inner = fields.fields("vision_config", {"model_type": "clip_vision_model"} if "vision_config" in fields else OF_AUTHORS)
     if (kind := inner.text("model_type", "clip_vision_model")) == "pixtral":
         if fields.text("vision_feature_select_strategy", "full") != "full":

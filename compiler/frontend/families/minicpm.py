@@ -1,5 +1,5 @@
 """MiniCPM 1 to 4: Llama with constant factors on embeddings, logits, and the outputs of attention and MLP. Models with experts or sparse
-attention are refused."""
+attention are not supported."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add the fields from which the factors are computed. For factors that older files do not state, the fields get the values of all
-    published models."""
+    """Add the fields from which the factors are computed. For factors that older files do not state, add the values that these fields have
+    in all published models."""
     layers, size = config.get("num_hidden_layers"), config.get("hidden_size")
     branch, divisor = metadata.get("residual_scale"), metadata.get("logit_scale")
     config["scale_emb"] = metadata.get("embedding_scale", 12.0)

@@ -25,7 +25,7 @@ def read(fields: Fields) -> ModelConfig:
     kinds = fields.raw("attn_type_list", [])
     if not isinstance(kinds, list) or any(kind != 1 for kind in kinds):
         raise fields.error("attn_type_list", "a list of ones, since all layers have softmax attention")
-    fields.skip("use_mtp", "num_mtp_modules", "mtp_transformer_layers")  # layers that predict further tokens, which no file contains
+    fields.skip("use_mtp", "num_mtp_modules", "mtp_transformer_layers")  # multi-token prediction: no file contains its layers
     fields.skip("router_jitter_noise")  # for training
     if "rotary_dim" in fields:
         fields.fill(partial_rotary_factor=fields.integer("rotary_dim") / fields.integer("head_dim"))

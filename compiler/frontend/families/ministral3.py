@@ -17,7 +17,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.fill(max_position_embeddings=262_144)
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5, default_head_dim=128))
     rope = rope_fields(fields)
-    rope.skip("max_position_embeddings")  # a copy of the outer field
+    rope.skip("max_position_embeddings")  # a copy of the field of this name outside the rope
     beta = rope.number("llama_4_scaling_beta", zero=True)
     return replace(
         config,
@@ -27,7 +27,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add how queries grow. The metadata states this in GROWTH, because GROWTH is the mark of files of this family."""
+    """Add `llama_4_scaling_beta`, by which queries grow. The metadata has the key GROWTH, because this key marks files of this family."""
     config["rope_scaling"] = {**(config["rope_scaling"] or {}), "llama_4_scaling_beta": metadata[GROWTH]}
 
 

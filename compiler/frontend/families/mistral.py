@@ -21,10 +21,10 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Set the window to null if the metadata states none: without the field, the configuration would have the default window."""
+    """Set `sliding_window` to null if the metadata states no window: if the field were absent, `read` would assume the default window."""
     config.setdefault("sliding_window", None)
 
 
-# GGUF files of Mistral Small 3.1 and later models name this architecture. Those of earlier models name llama, and omit the window.
+# GGUF files of Mistral Small 3.1 and later models name this architecture. Files of earlier models name llama, and omit the window.
 GGUF = Gguf("mistral3", pairs_interleaved=True, complete=complete)
 FAMILY = DecoderFamily(("mistral", "ministral"), read, llama.layer, divides=True, gguf=GGUF)

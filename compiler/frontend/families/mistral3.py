@@ -14,7 +14,7 @@ from compiler.frontend.towers import check_tokens, read_merge, read_pixtral
 from compiler.frontend.vision import Vision
 
 DECODERS = {"mistral": mistral.read, "ministral3": ministral3.read}
-IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in older and newer files
+IMAGE_TOKENS = ("image_token_index", "image_token_id")  # older and newer name of the field for the id of the image token
 
 
 def read(fields: Fields) -> ModelConfig:

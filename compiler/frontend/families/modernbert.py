@@ -52,7 +52,7 @@ def read(fields: Fields) -> ModelConfig:
 
 def _rope(fields: Fields, head_dim: int, kind: str, scope: str, theta: float) -> Rope:
     """Read the rope of the layers without a window ("full", "global") or of those with a window ("sliding", "local"). `kind` names these
-    layers in newer files, and `scope` in older ones. `theta` is the default of the base."""
+    layers in newer files, and `scope` in older files. `theta` is the default of the base."""
     name = f"{scope}_rope_theta"
     if "rope_parameters" in fields:
         rope = read_rope(fields, head_dim, theta=theta, layer_type=f"{kind}_attention")

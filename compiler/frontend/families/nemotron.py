@@ -12,7 +12,7 @@ from compiler.frontend.layers.decoder import attention, mlp, pre_norm
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(partial_rotary_factor=0.5, hidden_act="relu2", max_position_embeddings=4096)
-    fields.skip("rope_percent", "kv_channels")  # names of other fields in the training code
+    fields.skip("rope_percent", "kv_channels")  # names of partial_rotary_factor and head_dim in the training code
     config = read_decoder(fields, eps=1e-5, eps_field="norm_eps", bias="attention_bias")
     return replace(config, norm=Norm.LAYER, norm_offset=1.0, mlp_bias=fields.flag("mlp_bias", False))
 

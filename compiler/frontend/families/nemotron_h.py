@@ -1,7 +1,7 @@
-"""Nemotron-H and Nemotron 3: each layer is only one of these: Mamba-2, attention without a rope, an MLP, or experts with a shared expert.
+"""Nemotron-H and Nemotron 3: each layer is one of these: Mamba-2, attention without a rope, an MLP, or experts with a shared expert.
 
 transformers imposes a lower bound (`time_step_min`) on Mamba-2's step sizes when it computes a prompt, but not when it generates. The
-models were trained without this bound, and it is not applied here.
+models were trained without this bound, so it is not applied here.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ NAMES = ExpertNames(
 )
 QKV = ("mixer.q_proj", "mixer.k_proj", "mixer.v_proj")
 UP, DOWN = "mixer.up_proj", "mixer.down_proj"
-KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # kind of layer by its letter in hybrid_override_pattern
-RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}  # names of kinds since transformers 5 -> names here
+KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # letter in hybrid_override_pattern -> kind of layer
+RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}  # names of kinds since transformers 5 -> names in this module
 
 
 def read(fields: Fields) -> ModelConfig:
-    head_dim = fields.integer("attention_head_dim", 128)  # the former name of head_dim
+    head_dim = fields.integer("attention_head_dim", 128)  # former name of head_dim
     fields.fill(intermediate_size=21504, num_key_value_heads=8, head_dim=head_dim, max_position_embeddings=4096)
     kinds = _read_kinds(fields)
     if fields.integer("num_hidden_layers", len(kinds)) != len(kinds):
@@ -43,7 +43,7 @@ def read(fields: Fields) -> ModelConfig:
     for field, expected in (("attention_bias", "false"), ("sliding_window", "null"), ("residual_in_fp32", "false")):
         if fields.raw(field):
             raise fields.error(field, f"{expected}, as in all models")
-    # Fields about training, kernels and multi-token prediction, and fields in whose place other fields are read.
+    # Fields about training, kernels and multi-token prediction, and fields in place of which other fields are read.
     fields.skip("hidden_act", "rescale_prenorm_residual", "use_mamba_kernels", "moe_shared_expert_overlap", "norm_eps", "expand")
     fields.skip("rms_norm_eps", "num_query_groups", "time_step_rank")
     fields.skip("num_logits_to_keep", "num_nextn_predict_layers", "mtp_hybrid_override_pattern", "mtp_layers_block_type")
@@ -68,7 +68,7 @@ def _read_kinds(fields: Fields) -> Sequence[str]:
     found = [KINDS[letter] for letter in fields.text(field)] if named is None else fields.raw(field)
     if not isinstance(found, list) or not {*KINDS.values(), *RENAMED}.issuperset(found):
         raise fields.error(field, f"a list of {', '.join(KINDS.values())}")
-    fields.skip("hybrid_override_pattern")  # the list takes precedence
+    fields.skip("hybrid_override_pattern")  # a list of names takes precedence over this string
     kinds = [RENAMED.get(kind, kind) for kind in found]
     if "attention" not in kinds:
         raise fields.error(field, "at least one attention layer")
@@ -81,10 +81,10 @@ def _of_kind(kinds: Sequence[str], wanted: str) -> frozenset[int]:
 
 def _read_recurrence(fields: Fields, layers: frozenset[int]) -> Recurrence | None:
     """Return the sizes of Mamba-2, which `layers` have, or None if there are no such layers. Raise ConfigError if the groups do not divide
-    the heads, or if fields ask for something that is not supported."""
+    the heads, or if a field has an unsupported value."""
     require_free_steps(fields)
     fields.require(mamba_hidden_act="silu", mamba_ssm_cache_dtype="float32")
-    # Tokens are computed one by one, so there are no chunks, and step sizes are not bounded.
+    # States are computed token by token instead of in chunks, and step sizes are not bounded.
     fields.skip("chunk_size", "time_step_min", "time_step_max", "time_step_floor")
     heads, groups = fields.integer("mamba_num_heads", 128), fields.integer("n_groups", 8)
     if heads % groups:
@@ -151,7 +151,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
     kinds = ["attention" if attends else _kind(layer, tensors) for layer, attends in enumerate(attending)]
     config["layers_block_type"] = kinds
     if are_integers(widths) and type(count) is int and len(widths) >= len(kinds):
-        # Files have one width per layer. In layers with experts, it is that of an expert.
+        # Files state one width per layer. In layers with experts, this is the width of an expert.
         config["intermediate_size"] = int(max((width for width, kind in zip(widths, kinds, strict=False) if kind == "mlp"), default=1))
     config.pop("partial_rotary_factor", None)  # there is no rope
     if (size := inner_size(metadata, config.get("mamba_num_heads"))) is not None:

@@ -1,5 +1,5 @@
-"""OLMo 3: OLMo 2 with a window in three of four layers. In layers with a window, the rope is not scaled, unless the file states a rope of
-these layers."""
+"""OLMo 3: OLMo 2 with a window in three of four layers. In layers with a window, the rope is not scaled, unless the file states a separate
+rope for these layers."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-# GGUF files of OLMo 2 name the same architecture, but have no window. So the key of the window marks files of OLMo 3.
+# GGUF files of OLMo 2 name the same architecture, but state no window. So the key of the window marks files of OLMo 3.
 GGUF = replace(olmo2.GGUF, fields={"attention.sliding_window": "sliding_window"}, mark="attention.sliding_window")
 FAMILY = DecoderFamily(("olmo3",), read, olmo2.layer, gguf=GGUF)

@@ -17,13 +17,13 @@ from compiler.frontend.rope import rope_fields
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(max_position_embeddings=4096, original_max_position_embeddings=4096)
-    # In this family, the outer field overrides the one of the rope.
+    # In this family, ORIGINAL outside the fields of the rope overrides the field of this name inside them.
     rope_fields(fields, {ORIGINAL: fields.integer(ORIGINAL)})
     return replace(read_decoder(fields, eps=1e-5), windows=read_one_window(fields))
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Move the original context to the outer field, which overrides the one of the rope."""
+    """Copy `original_max_position_embeddings` from `rope_scaling` to the fields outside it, where `read` reads it."""
     config[ORIGINAL] = (config["rope_scaling"] or {}).get(ORIGINAL)
 
 

@@ -28,7 +28,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_rope(fields: Fields, head_dim: int) -> Rope:
-    """Read the rope. A longrope has two factors of cosines and sines, for short and for long contexts, which the file must state. Raise
+    """Read the rope. A file with a longrope must state the two factors of cosines and sines, one for short and one for long contexts. Raise
     ConfigError for any other scaling."""
     rope, given = read_rope(fields, head_dim, theta=1e6), rope_fields(fields)
     if isinstance(rope.scaling, LongScaling):
@@ -43,13 +43,13 @@ def _read_mixture(fields: Fields) -> Mixture:
     found = read_mixture(fields, "num_local_experts", "intermediate_size", normalized=False)
     if found.num_chosen != 2:
         raise fields.error("num_experts_per_tok", "2")
-    # SparseMixer's limit of the distance between logits is twice the noise that was added in training.
+    # SparseMixer's limit of the relative distance between logits is twice the noise that was added in training.
     return replace(found, sparse_limit=2 * fields.number("router_jitter_noise", 0.01, zero=True))
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add whether the head has a bias and, for a scaled rope, the factors of its cosines and sines. The factor in the metadata is computed
-    from the context, and all published models have another one."""
+    """Add whether the head has a bias and, for a scaled rope, the factors of its cosines and sines. The metadata has a factor that is
+    computed from the context. This factor is ignored, because all published models have the factor MSCALE."""
     config["lm_head_bias"] = "output.bias" in tensors
     if isinstance(scaling := config.get("rope_scaling"), dict):
         scaling |= {"short_mscale": MSCALE, "long_mscale": MSCALE}

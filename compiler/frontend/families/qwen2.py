@@ -17,9 +17,9 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_max_context(fields: Fields, declared: int) -> int:
-    """Return the largest context that is computed as the model was trained. This is `declared` unless the model has dual chunk attention,
-    which is not supported. Dual chunk attention equals plain attention in sequences of at most `chunk_size` - `local_size` tokens. Raise
-    ConfigError if `local_size` is not less than `chunk_size`."""
+    """Return the maximum context, in tokens: `declared`, or less if the model was trained with dual chunk attention. Dual chunk attention
+    is not supported, but equals plain attention in sequences of at most `chunk_size` - `local_size` tokens. Raise ConfigError if
+    `local_size` is not less than `chunk_size`."""
     if "dual_chunk_attention_config" not in fields:
         return declared
     chunks = fields.fields("dual_chunk_attention_config")

@@ -1,5 +1,6 @@
 """Qwen2.5-Omni's thinker, which reads text, images and audio and writes text: the encoder of images of Qwen2.5-VL, an encoder of audio
-whose frames attend to each other within windows of 2 s, and the decoder of Qwen2. The talker and token2wav, which speak, are left out."""
+whose frames attend to each other within windows of 2 s, and the decoder of Qwen2. The talker and token2wav, which generate speech, are left
+out."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ TEXT: dict[str, Any] = {  # the defaults of transformers, which are the sizes of
 }
 AUDIO = {"n_window": 100, "output_dim": 3584}  # defaults of the audio_config
 IMAGE_TOKEN = "image_token_index"
-MOST_S = 300  # most seconds of a recording that the processor takes
+MOST_S = 300  # maximum seconds of a recording that the processor of transformers accepts
 FRAME_S = 0.02  # seconds of a frame
 
 
@@ -57,7 +58,7 @@ def read(fields: Fields) -> ModelConfig:
 def thinker_of(fields: Fields, whole: str, decoder: Mapping[str, Any]) -> tuple[Fields, Fields]:
     """Return the fields of the thinker, and those of its decoder, with the defaults `decoder`. If `whole` is the model type, the thinker is
     the part `thinker_config`; otherwise it is the whole model. The thinker states whether the embeddings are tied. Raise ConfigError if the
-    `model_type` of the decoder is not that of `decoder`."""
+    decoder has another `model_type` than `decoder`."""
     thinker = fields
     if fields.text("model_type") == whole:
         fields.skip(*fields.values)

@@ -34,7 +34,7 @@ def read(fields: Fields) -> ModelConfig:
 def read_windowed(fields: Fields, tower: Tower, **others: Any) -> Vision:
     """Return an encoder whose patches attend within windows, except in the layers `fullatt_block_indexes`, in which they attend to their
     whole crop. `others` are fields of Vision that the family determines. Raise ConfigError if `fullatt_block_indexes` is no list of numbers
-    of layers, or if a window is smaller than a token."""
+    of layers, or if a window is smaller than the square of patches that becomes a token."""
     inner = fields.fields("vision_config", WINDOWED)
     inner.skip("tokens_per_second")  # concerns videos
     whole, edge = inner.raw("fullatt_block_indexes"), inner.integer("patch_size") * inner.integer("spatial_merge_size")

@@ -26,7 +26,7 @@ ENCODER: Mapping[str, Any] = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-SECTIONS = (16, 24, 24)  # by default, the numbers of rotated pairs of each axis: see `read_axes`
+SECTIONS = (16, 24, 24)  # default numbers of rotated pairs per axis: see `read_axes`
 UNREAD = ("model_type", "spatial_patch_size", "init_std", "tie_word_embeddings")
 IMAGE_TOKEN, IMAGE_TOKEN_ID = "image_token_id", 151_655
 NORM_EPS = 1e-6
@@ -78,8 +78,8 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def read_like_qwen(fields: Fields, tower: Tower, defaults: Mapping[str, Any], names: FieldNames = QWEN_NAMES, **others: Any) -> Vision:
-    """Return an encoder like that of Qwen2-VL. `others` are the fields of Vision in which it differs, except `image_token`, which is only
-    the default of `image_token_id`."""
+    """Return an encoder like that of Qwen2-VL. `others` are the fields of Vision in which it differs from Qwen2-VL. An `image_token` among
+    them is only the default of the field `image_token_id`."""
     inner = fields.fields("vision_config", defaults)
     inner.skip(*UNREAD)
     image_token = fields.integer(IMAGE_TOKEN, others.pop("image_token", IMAGE_TOKEN_ID), minimum=0)

@@ -1,4 +1,4 @@
-"""Qwen3: Llama with a norm per query and key head."""
+"""Qwen3: Llama with a norm of each query head and each key head."""
 
 from __future__ import annotations
 

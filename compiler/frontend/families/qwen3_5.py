@@ -1,4 +1,5 @@
-"""Qwen3.5 and 3.6: the gated delta rule in three of four layers, gated attention in every fourth. Images are not read."""
+"""Qwen3.5 and 3.6: the gated delta rule in three of four layers, gated attention in every fourth layer. The encoder of images is not
+supported."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def delta(at: Layer, h: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add the size of a value, which the metadata states only for all heads together."""
+    """Add the size of a value head. The metadata states only the size of all value heads together."""
     if (size := inner_size(metadata, config.get("linear_num_value_heads"))) is not None:
         config["linear_value_head_dim"] = size
 

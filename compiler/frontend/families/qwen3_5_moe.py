@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 with mixtures of experts in every layer. Images are not read."""
+"""Qwen3.5 and 3.6 with mixtures of experts in every layer. The encoder of images is not supported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next: the gated delta rule in three of four layers, gated attention in every fourth, and mixtures of experts."""
+"""Qwen3-Next: the gated delta rule in three of four layers, gated attention in every fourth layer, and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
 
 
 def mixed(delta: Branch) -> Branch:
-    """Return a branch that applies `delta` in layers with a state, and gated attention in all others."""
+    """Return a branch that applies `delta` in layers with a state, and gated attention in all other layers."""
     return lambda at, h: delta(at, h) if at.number in at.step.config.stateful else gated_attention(at, h)
 
 
@@ -93,8 +93,8 @@ def gated_attention(at: Layer, h: Var) -> Var:
 
 def _stacked_delta(at: Layer, h: Var) -> Var:
     """Apply the gated delta rule with stacked projections. Safetensors files group the rows by key head. A group has the head's query, its
-    key, and the values and gates of the value heads that share the key. Newer GGUF files (`apart`) have one matrix for the queries, then
-    the keys, then the values of all heads, and another for the gates. All files group the rows of `b` and `a` by key head."""
+    key, and the values and gates of the value heads that share the key. Newer GGUF files (`apart`) have one matrix with the queries, then
+    the keys, then the values of all heads, and another matrix with the gates. All files group the rows of `b` and `a` by key head."""
     net, c, r = at.step.net, at.step.config, at.step.config.recurrence
     assert r is not None, c
     each = r.num_heads // r.num_keys
@@ -119,7 +119,7 @@ def _parted(at: Layer, name: str, sizes: tuple[int, ...]) -> list[Var]:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add what `qwen3_moe.complete` adds, the size of a value, and, if the metadata states it, which layers keep a state."""
+    """Add the fields that `qwen3_moe.complete` adds, the size of a value head, and the kinds of layers, if the metadata states them."""
     qwen3_moe.complete(config, metadata, tensors)
     if (size := inner_size(metadata, config.get("linear_num_value_heads"))) is not None:
         config["linear_value_head_dim"] = size

@@ -1,6 +1,6 @@
 """Qwen3-Omni's thinker, which reads text, images and audio and writes text: the encoder of images and the decoder of Qwen3-VL with mixtures
-of experts, and an encoder of audio that reads pieces of 1 s, whose frames attend to each other within 8 s. The talker and code2wav, which
-speak, are left out."""
+of experts, and an encoder of audio that reads pieces of 1 s, and in which frames attend to each other within 8 s. The talker and code2wav,
+which generate speech, are left out."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ TEXT: dict[str, Any] = {  # the defaults of transformers
 # defaults of the audio_config
 AUDIO = {"n_window": 50, "n_window_infer": 800, "downsample_hidden_size": 480, "output_dim": 3584}
 IMAGES = ("apply_vit_abs_pos_embed", "image_size", "tokens_per_second")  # fields that change nothing, or concern videos
-HALF_PIECE = 50  # hops of half a piece; with any other number, the processor counts tokens wrongly
-FRAMES = 4  # frames of two hops each, of which three convolutions make one row
+HALF_PIECE = 50  # hops of half a piece; with any other number, the processor of transformers counts tokens wrongly
+FRAMES = 4  # frames, of two hops each, from which three convolutions make one row
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -55,8 +55,8 @@ def _read_text(text: Fields) -> ModelConfig:
 
 
 def _read_listening(thinker: Fields, config: ModelConfig) -> Listening:
-    """Return the encoder of audio. Raise ConfigError if its output has another size than the decoder's vectors, if `n_window` is not
-    HALF_PIECE, or if `n_window_infer` is no multiple of a piece."""
+    """Return the configuration of the encoder of audio. Raise ConfigError if its output has another size than the decoder's vectors, if
+    `n_window` is not HALF_PIECE, or if `n_window_infer` is no multiple of a piece."""
     inner = thinker.fields("audio_config")
     inner.fill(**AUDIO)
     inner.skip("conv_chunksize")  # limits the memory that transformers uses

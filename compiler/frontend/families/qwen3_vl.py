@@ -27,7 +27,7 @@ ENCODER: Mapping[str, Any] = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [8, 16, 24],
 }
-SECTIONS = (24, 20, 20)  # by default, the numbers of rotated pairs of each axis: see `read_axes`
+SECTIONS = (24, 20, 20)  # default numbers of rotated pairs per axis: see `read_axes`
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -37,7 +37,7 @@ def read(fields: Fields) -> ModelConfig:
 def read_seeing(fields: Fields, kind: str, decoder: Callable[[Fields], ModelConfig]) -> ModelConfig:
     """Return the configuration of a model with Qwen3-VL's encoder, or that of its decoder alone if there is no `vision_config`. `decoder`
     reads the fields of the decoder, and `kind` is the default of `model_type` in `text_config`. Raise ConfigError if the encoder does not
-    fit the decoder: if its output has another size, or if it has more deep layers than the decoder has layers."""
+    fit the decoder: if its output has another size, or if more of its layers add results to the decoder than the decoder has layers."""
     vision = _read_vision(fields) if "vision_config" in fields else None
     text = text_fields(fields, {"model_type": kind}) if "text_config" in fields else fields
     text.fill(rope_theta=500_000.0, max_position_embeddings=128_000)
@@ -52,8 +52,8 @@ def read_seeing(fields: Fields, kind: str, decoder: Callable[[Fields], ModelConf
 
 
 def _read_vision(fields: Fields) -> Vision:
-    """Return the encoder. Raise ConfigError if `deepstack_visual_indexes` is no list of rising numbers of layers, or if the table of
-    positions is not square."""
+    """Return the configuration of the encoder. Raise ConfigError if `deepstack_visual_indexes` is no list of layer numbers in ascending
+    order, or if the table of positions is not square."""
     inner = fields.fields("vision_config", ENCODER)
     num_layers, deep = inner.integer("depth", maximum=1000), inner.raw("deepstack_visual_indexes", [])
     are_layers: bool = isinstance(deep, list) and all(type(number) is int and 0 <= number < num_layers for number in deep)

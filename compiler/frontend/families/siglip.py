@@ -1,5 +1,5 @@
-"""SigLIP, and SigLIP 2 for images of one size: an encoder of texts, all of which are padded to one length, and an encoder of images. Their
-vectors are in one space."""
+"""SigLIP, and SigLIP 2 for images of one size: an encoder of texts, all of which are padded to one length, and an encoder of images. The
+vectors of texts and of images are in one space."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def require_head(inner: Fields) -> None:
 
 
 def read_padded(fields: Fields, defaults: Mapping[str, Any], vision: Vision) -> ModelConfig:
-    """Return the configuration of a model with this encoder of images, and with an encoder of texts that are padded to its number of
-    positions. `defaults` are those of `text_config`. Raise ConfigError if the vectors of texts and images differ in size."""
+    """Return the configuration of a model with the encoder of images `vision`, and with an encoder of texts that are padded to the length
+    of its position table. `defaults` are the default fields of `text_config`. Raise ConfigError if the vectors of texts and images differ
+    in size."""
     text = fields.fields("text_config", defaults)
     size = text.integer("projection_size", text.integer("hidden_size"))
     if size != vision.hidden_size:
@@ -53,7 +54,7 @@ def read_padded(fields: Fields, defaults: Mapping[str, Any], vision: Vision) -> 
 
 
 def joined(at: Stem, x: Var) -> Var:
-    """Project the vectors of texts to the space that they share with those of images."""
+    """Project the vectors of texts to the space that they share with the vectors of images."""
     size = at.config.embedding.size_of(at.config.hidden_size)
     return at.net.linear(x, f"{at.prefix}head", at.config.hidden_size, size, bias=True)
 

@@ -25,8 +25,9 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_unrotated(fields: Fields, num_layers: int) -> frozenset[int]:
-    """Return the layers without RoPE. Despite its name, `no_rope_layers` has a 1 for each layer with RoPE. If it is absent or empty, every
-    `no_rope_layer_interval`-th layer has no RoPE. Raise ConfigError if the list is too short or has other numbers than 0 and 1."""
+    """Return the layers without RoPE. Despite its name, `no_rope_layers` has a 1 for each layer with RoPE. If this field is absent or
+    empty, every `no_rope_layer_interval`-th layer has no RoPE. Raise ConfigError if the list is too short or has other numbers than 0 and
+    1."""
     period = fields.integer("no_rope_layer_interval", 4)
     rotates = fields.raw("no_rope_layers")
     if rotates is None or rotates == []:

@@ -1,5 +1,5 @@
-"""StableLM: layer norms, a RoPE that rotates part of each head, and, in StableLM 2 12B, attention and MLP in parallel and a norm per query
-and key head."""
+"""StableLM: layer norms, a RoPE that rotates part of each head, and, in StableLM 2 12B, attention and MLP in parallel and a norm of each
+query head and each key head."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Derive from the tensors whether attention and MLP are parallel. The metadata may be wrong: if the original config.json omits the
-    field, converters state that attention and MLP are parallel."""
+    """Derive from the tensors whether attention and MLP are parallel. The metadata may be wrong: if the original config.json omits
+    `use_parallel_residual`, converters state that attention and MLP are parallel."""
     config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in tensors
 
 

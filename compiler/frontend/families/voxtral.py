@@ -13,7 +13,7 @@ from compiler.frontend.families import llama
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 
-DEFAULTS: dict[str, Any] = {  # those of transformers, which are the sizes of Voxtral Mini
+DEFAULTS: dict[str, Any] = {  # the defaults of transformers, which are the sizes of Voxtral Mini
     "model_type": "llama",
     "vocab_size": 131_072,
     "hidden_size": 3072,

@@ -39,21 +39,21 @@ YARN_FIELDS = {
     "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
 }
-# Tensors that belong to the configuration: divisors of the frequency of each rotated pair. Llama 3 has one list, Phi-3 one per range of
-# contexts.
+# Tensors that belong to the configuration: divisors of the frequency of each rotated pair.
+# Llama 3 has one list; Phi-3 has one list for short contexts and one for long contexts.
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
-POOLINGS = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}  # by the numbers of `pooling_type`; 0: the file states no pooling
+POOLINGS = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}  # number of `pooling_type` -> pooling; 0: the file states no pooling
 RERANKER = 4  # the `pooling_type` of a reranker
 MOST_LAYERS = 10_000
-MOST_AHEAD = 100  # most layers that predict further tokens
+MOST_AHEAD = 100  # maximum number of layers of multi-token prediction
 MAX_ROPE_FACTOR_BYTES = 1 << 16
 STACKED = {"attn_q": "attn_qkv"}  # name of a projection -> name of the stacked projection in which some files store it
 
 
 def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
-    """Return the fields of a config.json, with this model type, that say what the file's metadata and the names of its tensors say. Values
-    keep the kinds that they have in the file; `Fields` checks them. Raise DamagedFile for numbers of layers out of range and for damaged
-    divisors, and ModelError for a scaling of RoPE that is not supported."""
+    """Return the file's metadata, and the facts that the names of its tensors show, as the fields of a config.json with this model type.
+    Values keep the types that they have in the file; `Fields` checks them. Raise DamagedFile for numbers of layers out of range and for
+    damaged divisors, and ModelError for a scaling of RoPE that is not supported."""
     prefix = f"{gguf.architecture}."
     metadata = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     fields = {**FIELDS, **gguf.fields}
@@ -95,7 +95,7 @@ def read_embedding(file: GgufFile, gguf: Gguf) -> EmbeddingConfig | None:
 
 
 def num_ahead(metadata: Mapping[str, Any], prefix: str = "") -> int:
-    """Return the number of layers that predict further tokens. They follow the layers of the decoder. `prefix` begins the key in the
+    """Return the number of layers of multi-token prediction, which follow the layers of the decoder. `prefix` begins the key in the
     metadata. Raise DamagedFile if the value is no integer from 0 to MOST_AHEAD."""
     count = metadata.get(f"{prefix}nextn_predict_layers", 0)
     if type(count) is not int or not 0 <= count <= MOST_AHEAD:
@@ -111,13 +111,14 @@ def _complete_heads(config: dict[str, Any], metadata: Mapping[str, Any]) -> None
     head_dim = config.get("head_dim")
     rotated = metadata.get("rope.dimension_count", head_dim)
     if type(rotated) is int and type(head_dim) is int and head_dim > 0:
-        # config.json states a fraction; readers multiply it by head_dim and round down
+        # config.json states a fraction; readers multiply it by head_dim and round down, so 0.5 is added
         config["partial_rotary_factor"] = (rotated + 0.5) / head_dim
 
 
 def _complete_windows(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Set which layers have a window. If the metadata has a number n, all except every n-th have one: the family reads this number. If it
-    has flags, those whose flag is true have one. A window of 0 tokens stands for no window."""
+    """Set which layers have a window. If `attention.sliding_window_pattern` is a number n, all layers except every n-th have a window: the
+    family reads n. If this entry is an array of flags, the layers whose flag is true have a window. A window of 0 tokens stands for no
+    window."""
     if not config.get("sliding_window", 1):
         config["sliding_window"] = None  # 0 stands for no window
     pattern = metadata.get("attention.sliding_window_pattern")
@@ -128,8 +129,8 @@ def _complete_windows(config: dict[str, Any], metadata: Mapping[str, Any]) -> No
 
 
 def _rope_scaling(file: GgufFile, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the field `rope_scaling`, or None without scaling. Divisors of the frequencies become a scaling of type longrope, also those
-    of Llama 3. Raise ModelError for a mix of scalings that is not supported."""
+    """Return the field `rope_scaling`, or None if the rope is not scaled. Divisors of the frequencies become a scaling of type longrope,
+    even for Llama 3. Raise ModelError for a mix of scalings that is not supported."""
     if ROPE_FACTORS in file.tensors:
         divisors = _divisors(file, ROPE_FACTORS)
         return {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
@@ -153,7 +154,7 @@ def _rope_scaling(file: GgufFile, metadata: Mapping[str, Any]) -> dict[str, Any]
         )
     scaling = {field: metadata[key] for key, field in YARN_FIELDS.items() if key in metadata}
     if isinstance(factor := scaling.get("attention_factor"), float) and factor < 1:
-        # Converters write `attention_factor`, which is at least 1, or else `attn_factor`, by which the usual factor is multiplied.
+        # yarn_attn_factor states either `attention_factor`, which is at least 1, or `attn_factor`, which multiplies the usual factor.
         scaling["attn_factor"] = scaling.pop("attention_factor")
     if "mscale_all_dim" in scaling:
         scaling["mscale"] = 1.0  # converters omit the field; it is 1 in Mistral's models, and DeepSeek's families restore their own value

@@ -15,7 +15,7 @@ from compiler.ir.numbers import TABLES
 
 Floats = NDArray[np.float32]
 
-# The number of values unpacked at a time: few enough that intermediate arrays stay in the CPU's cache.
+# The number of values that are unpacked at a time, so few that intermediate arrays stay in the CPU's cache.
 CHUNK_VALUES = 1 << 20
 
 
@@ -47,7 +47,7 @@ def dequantize(blocks: Bytes, format: Blocks | CodedBlocks) -> Floats:
 
 
 def _numbers(blocks: Bytes, format: Blocks) -> NDArray[Any]:
-    """Return the numbers in blocks that scales multiply, [blocks, values]. Codes are replaced by the numbers for which they stand."""
+    """Return the numbers that the scales of blocks multiply, [blocks, values]. Codes are replaced by the numbers for which they stand."""
     numbers = unpacked(blocks, format, NUMBERS)
     if format.bits == 4:
         halves = np.stack([numbers & 15, numbers >> 4], -1).reshape(len(blocks), -1)

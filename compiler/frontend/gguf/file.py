@@ -49,16 +49,17 @@ BOOL, STRING, ARRAY = 7, 8, 9
 
 
 SIZE = struct.Struct("<Q")  # the length of a text, which precedes its bytes
-STRIDE = 1024  # number of texts between two whose offsets are known
+STRIDE = 1024  # number of texts from one whose offset is stored to the next such text
 
 
 class Texts:
-    """An array of texts in the metadata. They are decoded while they are read: most loads only look for a few texts of a vocabulary, and a
-    list of 260,000 texts takes 20 MB."""
+    """An array of texts in the metadata. Texts are decoded only when they are read: most loads search a vocabulary for a few texts, and a
+    list of 260,000 decoded texts takes 20 MB."""
 
     def __init__(self, memory: mmap, marks: Sequence[int], end: int, length: int) -> None:
-        """`marks` has the offsets of the first text and then of every STRIDE-th one. A text begins with its length, and its offset is that
-        of the length. `end` is the offset behind the last text. The caller has checked that all texts lie within the file."""
+        """`marks` has the offsets of the first text and then of every STRIDE-th text. The length of a text precedes its bytes, and the
+        offset of a text is that of its length. `end` is the offset behind the last text. The caller has checked that all texts lie within
+        the file."""
         self._memory, self._marks, self._end, self._length = memory, marks, end, length
 
     def __len__(self) -> int:
@@ -73,7 +74,7 @@ class Texts:
             yield memory[start:at].decode(errors="replace")
 
     def place(self, text: str) -> int | None:
-        """Return the number of texts before the first one that has the same bytes as `text`, or None if there is none. No text is
+        """Return the number of texts before the first one that has the same bytes as `text`, or None if no text has them. No text is
         decoded."""
         memory, size_at, content = self._memory, SIZE.unpack_from, text.encode()
         found = SIZE.pack(len(content)) + content
@@ -138,7 +139,7 @@ class GgufFile:
         return dequantize(self._blocks(tensor), tensor.format.blocks).reshape(tensor.shape)
 
     def first_rows(self, name: str, count: int) -> Tensor:
-        """Return the first `count` rows of a matrix, or all if there are fewer, without decoding the others."""
+        """Return the first `count` rows of a matrix, or all if there are fewer, without decoding other rows."""
         tensor = self.tensors[name]
         if tensor.format.blocks is None:
             return self.read(name)[:count]
@@ -166,7 +167,7 @@ class GgufFile:
 
 
 class _Part:
-    """One file, with its own metadata and tensors."""
+    """One file of the model, with its own metadata and tensors."""
 
     def __init__(self, path: Path) -> None:
         self.file = MappedFile(path)
@@ -221,8 +222,9 @@ class _Cursor:
         return self.take(self.count()).decode(errors="replace")
 
     def texts(self, length: int) -> Texts:
-        """Move past the next `length` texts, and return them undecoded: `Texts` decodes them when they are read. Raise DamagedFile if one
-        does not fit. A vocabulary has 100,000 texts or more, so the loop reads their lengths itself instead of calling `text` for each."""
+        """Move past the next `length` texts, and return them undecoded: `Texts` decodes them when they are read. Raise DamagedFile if a
+        text does not fit. A vocabulary has 100,000 texts or more, so the loop reads their lengths itself instead of calling `text` for
+        each."""
         memory, at, end = self._memory, self.position, min(self.end, MAX_METADATA_BYTES)
         size_at, marks = SIZE.unpack_from, list[int]()
         for first in range(0, length, STRIDE):
@@ -258,8 +260,8 @@ class _Cursor:
 
 
 def _read_header(cursor: _Cursor) -> tuple[int, int]:
-    """Return the number of tensors, and that of entries of the metadata. Raise ModelError for another version or byte order, and
-    DamagedFile for another kind of file or too large numbers."""
+    """Return the number of tensors and the number of metadata entries. Raise ModelError for another version or byte order, and DamagedFile
+    for another kind of file or too large numbers."""
     if (magic := cursor.take(4)) != MAGIC:
         raise DamagedFile(f"{cursor.name} is no GGUF file: it begins with {magic!r}, expected {MAGIC!r}")
     version = cursor.number(4)
@@ -285,7 +287,7 @@ def _read_metadata(cursor: _Cursor, num_entries: int) -> dict[str, Any]:
 
 
 def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int, file: MappedFile) -> dict[str, GgufTensor]:
-    """Return the tensors by name. Raise DamagedFile if a name is repeated, or if data overlap or do not lie within the file."""
+    """Return the tensors by name. Raise DamagedFile if a name is repeated, or if data of tensors overlap or lie outside the file."""
     described: dict[str, tuple[tuple[int, ...], Format, int, int]] = {}
     for _ in range(num_tensors):
         name = cursor.text()
@@ -307,8 +309,9 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int, file: Mappe
 
 
 def _read_tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[tuple[int, ...], Format, int, int]:
-    """Return the shape and the format of the next tensor, the offset at which its bytes begin in the data, and their number. Raise
-    ModelError for a format that is not read, and DamagedFile for too many dimensions, a row of no whole blocks, or an unaligned offset."""
+    """Return the shape and the format of the next tensor, the offset of its bytes in the data, and the number of its bytes. Raise
+    ModelError for a format that is not read, and DamagedFile for too many dimensions, a row that ends within a block, or an unaligned
+    offset."""
     where = f"{cursor.name}, tensor {name[:80]!r}"
     num_dimensions = cursor.number(4)
     if num_dimensions > MAX_DIMENSIONS:

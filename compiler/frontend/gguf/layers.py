@@ -1,4 +1,4 @@
-"""Read how GGUF files describe layers of different kinds, and restore the tensors of layers with a state, for several families."""
+"""Functions of several families: read from GGUF files which kind each layer has, and restore the tensors of layers with a state."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def are_integers(value: object) -> TypeGuard[NDArray[np.integer[Any]]]:
 
 
 def read_attending(config: dict[str, Any]) -> list[bool] | None:
-    """Return for each layer whether it has attention, or None if the file does not say. Files state the number of key heads of each layer,
-    which is 0 in layers without attention. Replace `num_key_value_heads` in `config`, the list of these numbers, by their maximum."""
+    """Return for each layer whether it has attention, or None if the file does not state it. Files state the number of key heads of each
+    layer, which is 0 in layers without attention. Replace `num_key_value_heads` in `config`, the list of these numbers, by their
+    maximum."""
     heads, count = config.get("num_key_value_heads"), config.get("num_hidden_layers")
     if not are_integers(heads) or type(count) is not int or len(heads) < count or count < 1:
         return None
@@ -40,13 +41,13 @@ def has_tensor(name: str, config: Mapping[str, Any], tensors: Container[str]) ->
 
 def inner_size(metadata: Mapping[str, Any], divisor: object) -> int | None:
     """Return the number of elements of all value heads together, divided by `divisor` and rounded down. Return None if the file does not
-    state it, or if the divisor is no positive integer."""
+    state this number, or if the divisor is no positive integer."""
     size = metadata.get("ssm.inner_size")
     return size // divisor if type(size) is int and type(divisor) is int and divisor > 0 else None
 
 
 def mamba_names(module: str) -> dict[str, str]:
-    """Map GGUF's names of the tensors of Mamba-2 to those of safetensors files, in which the module has this name."""
+    """Map the names of Mamba-2's tensors in GGUF files to those in safetensors files, in which the module has the name `module`."""
     return {
         "ssm_in": f"{module}.in_proj",
         "ssm_conv1d": f"{module}.conv1d",
@@ -59,7 +60,7 @@ def mamba_names(module: str) -> dict[str, str]:
 
 
 def mamba_restored(module: str) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Return `Gguf.restored` for the tensors of Mamba-2, whose module in safetensors files has this name."""
+    """Return `Gguf.restored` for the tensors of Mamba-2, whose module in safetensors files has the name `module`."""
     return {
         f"{module}.A_log": lambda stored: rates(stored.reshape(-1)),
         f"{module}.D": flat,

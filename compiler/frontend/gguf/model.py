@@ -44,7 +44,7 @@ COMMON_LAYER_NAMES = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
-# What a file contains in place of a model, by its `general.type` or, in older files, `general.architecture`, and what to do about it.
+# Kinds of files that contain no model, by `general.type` or, in older files, `general.architecture`: what the file is, and a remedy.
 MODELS_OWN = "load the file of the model itself"
 OTHERS = {
     "adapter": "an adapter (LoRA), and adapters are not supported: merge it into its model with llama.cpp's llama-export-lora",
@@ -112,7 +112,8 @@ class GgufModel:
         return tensor if restore is None else restore(tensor)
 
     def parts(self, name: str) -> Mapping[str, Tensor]:
-        """Return the parts of the matrix's form: the blocks as they are in the file, or the parts into which NumPy takes them apart."""
+        """Return the parts of the matrix's form: the blocks as they are in the file, or, for coded blocks, the parts into which NumPy
+        unpacks them."""
         part = self._parts[name]
         rows, format = self._rows_of(self.file.blocks(part.stored_as), part), self.file.tensors[part.stored_as].format.blocks
         found = format.parts(rows) if isinstance(format, CodedBlocks) else (rows,)
@@ -139,8 +140,8 @@ class GgufModel:
         return self.file.digest()
 
     def _read_parts(self) -> Iterator[Part]:
-        """Yield the tensors of the model: stacks are taken apart, and layers that predict further tokens are left out. Raise DamagedFile if
-        the projections of queries, keys and values are stacked, but have an unexpected number of rows."""
+        """Yield the tensors of the model, with stacked tensors split, and without the layers of multi-token prediction. Raise DamagedFile
+        if the projections of queries, keys and values are stacked, but have an unexpected number of rows."""
         for own, tensor in self.file.tensors.items():
             if own in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
                 continue  # these tensors are part of the configuration
@@ -168,7 +169,7 @@ class GgufModel:
 
     @property
     def _ahead(self) -> range:
-        """The layers that predict further tokens."""
+        """The numbers of the layers of multi-token prediction."""
         first = self.config.num_layers
         return range(first, first + num_ahead(self.file.metadata, f"{self._gguf.architecture}."))
 
@@ -190,7 +191,7 @@ class GgufModel:
         return own if stem not in self._layer_names else f"model.layers.{match[1]}.{self._layer_names[stem]}.{kind}"
 
     def _restore(self, part: Part) -> Callable[[Tensor], Tensor] | None:
-        """Return the function that undoes a change by converters to this tensor, or None if the family names none."""
+        """Return the function that undoes a change by converters to this tensor, or None if there is no such function."""
         return self._gguf.restored.get(self._hub_name(part.name).partition(".layers.")[2].partition(".")[2])
 
     def _is_rotated(self, part: Part) -> bool:
@@ -231,8 +232,8 @@ def _require_model(file: GgufFile) -> None:
 
 
 def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
-    """Reorder the rows of each head from the file's order a0 b0 a1 b1 ... of pairs to a0 a1 ... b0 b1 ..., the order of safetensors
-    files. Raise DamagedFile if the heads have no even number of rows."""
+    """Reorder the rows of each head from the file's order a0 b0 a1 b1 ... of pairs to a0 a1 ... b0 b1 ..., the order of safetensors files.
+    Raise DamagedFile if the rows cannot be divided into heads with an even number of rows."""
     if tensor.shape[0] % (2 * num_heads):
         raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads with an even number of rows")
     pairs = tensor.reshape(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
@@ -241,7 +242,7 @@ def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
 
 def _join_pairs(tensor: Tensor, num_heads: int, rotated: int) -> Tensor:
     """Reorder the first `rotated` rows of each head from the file's order a0 a1 ... b0 b1 ... to a0 b0 a1 b1 ..., the order of safetensors
-    files. Raise DamagedFile if the heads have fewer rows."""
+    files. Raise DamagedFile if the rows cannot be divided into heads with at least `rotated` rows."""
     if tensor.shape[0] % num_heads or tensor.shape[0] // num_heads < rotated:
         raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads with {rotated} rotated rows each")
     heads = tensor.reshape(num_heads, tensor.shape[0] // num_heads, *tensor.shape[1:]).copy()

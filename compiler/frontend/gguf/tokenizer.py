@@ -65,8 +65,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", EAST_ASIAN, r"\p{N}"),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3_WORDS)),
 }
-# Values of `tokenizer.ggml.pre`: SINGLE_DIGITS of tokenizers that split words as GPT-2 does, but digits one by one, and PLAIN_WORDS of
-# tokenizers that split exactly as GPT-2 does.
+# SINGLE_DIGITS: values of `tokenizer.ggml.pre` for tokenizers that split texts as GPT-2 does, except that they split digits one by one.
+# PLAIN_WORDS: values for tokenizers that split texts exactly as GPT-2 does.
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 PLAIN_WORDS = (
     "gpt-2",
@@ -102,8 +102,8 @@ TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|end|>")  # tokens with which chat templates end a turn
 CALL_ENDS = ("<|eom_id|>", "<|call|>", "<|tool_response>")  # tokens with which chat templates end a call, or begin its result
 HARMONY_END = "<|return|>"  # in vocabularies with this token, `<|end|>` ends only a part of an answer
-# Tokens of Phi-3 after which spaces and line breaks count. All other tokens that are recognised in a text before it is split into words
-# swallow the spaces and line breaks that follow them. Files do not state this.
+# Tokens of Phi-3 after which spaces and line breaks are kept. Files do not state this.
+# Spaces and line breaks are removed after any other token that is recognised in a text before the text is split into words.
 PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -117,8 +117,8 @@ UNSTATED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # th
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the contents of files by file name: tokenizer.json, tokenizer_config.json with special tokens and chat template,
-    generation_config.json, and a config.json with only the context length. Raise ModelError for a vocabulary of another kind, and
-    DamagedFile if it does not describe a tokenizer."""
+    generation_config.json, and a config.json with only the context length. Raise ModelError for a vocabulary of an unsupported kind, and
+    DamagedFile if the metadata describe no valid tokenizer."""
     vocabulary = _Vocabulary(metadata)
     try:
         tokenizer = _written(vocabulary)
@@ -148,8 +148,9 @@ def _templates(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None
 
 
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters that the file recommends. If it recommends none, as most files, return the defaults of llama.cpp, for
-    which the files are made, with llama.cpp as their `origin`: many small models ramble at the temperature 1."""
+    """Return the sampling parameters that the file recommends. If the file recommends none, as most files, return the defaults of
+    llama.cpp, for which GGUF files are made, and `origin`: "llama.cpp". Without them, many small models would ramble at the temperature
+    1."""
     stated = {field: metadata[key] for key, field in SAMPLING.items() if key in metadata}
     if not stated:
         return {**UNSTATED, "origin": "llama.cpp"}
@@ -162,8 +163,8 @@ def end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _written(vocabulary: _Vocabulary) -> bytes:
-    """Return the tokenizer.json. Only a tokenizer without tokens is built, and the tokens are written into its text, because building a
-    tokenizer of 150,000 tokens takes half a second. Raise ModelError for a vocabulary of another kind."""
+    """Return the tokenizer.json. Only a tokenizer without tokens is built, and the tokens are written into its JSON text, because building
+    a tokenizer of 150,000 tokens takes half a second. Raise ModelError for a vocabulary of an unsupported kind."""
     match vocabulary.model:
         case "gpt2":
             tokenizer, merges = _byte_level(vocabulary), vocabulary.merges()
@@ -186,8 +187,8 @@ def _written(vocabulary: _Vocabulary) -> bytes:
 
 
 def _as_texts(merges: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the merges as texts like `a b`, or an empty list if one of these texts would be read as other tokens, or as a version. Texts
-    are preferred because a decoder of JSON makes one object per text, and three per pair."""
+    """Return the merges as texts like `a b`, or an empty list if one of these texts would be read as other tokens, or as a version line.
+    Texts are preferred because a decoder of JSON makes one object per text, and three per pair."""
     texts = [f"{left} {right}" for left, right in merges]
     is_clear = all(text.count(" ") == 1 and not text.startswith("#version") for text in texts)
     return texts if is_clear else []
@@ -209,7 +210,8 @@ class _Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """The id of each token by its text. Several tokens that pad a vocabulary may have the same text; the first one counts."""
+        """The id of each token by its text. Several tokens that pad a vocabulary may have the same text; the id of the first one is
+        used."""
         found: dict[str, int] = {}
         for id, text in enumerate(self.tokens):
             found.setdefault(text, id)
@@ -217,7 +219,7 @@ class _Vocabulary:
 
     @cached_property
     def types(self) -> list[int]:
-        """The kind of each token (`vocabulary/pieces.py`). Without a statement, all tokens are normal ones."""
+        """The kind of each token (`vocabulary/pieces.py`). If the file states no kinds, all tokens are normal."""
         types = self._numbers("token_type", len(self._texts))
         return [1] * len(self._texts) if types is None else [int(kind) for kind in types]
 
@@ -240,7 +242,7 @@ class _Vocabulary:
         return value
 
     def end_ids(self) -> tuple[int, ...]:
-        """Return the ids of the tokens that end an answer, which the file states or the texts of tokens show, in ascending order."""
+        """Return the ids of the tokens that end an answer, by what the file states or by the texts of tokens, in ascending order."""
         ends = {id for key in ("eos_token_id", "eot_token_id", "eom_token_id") if (id := self.token_id(key)) is not None}
         return tuple(sorted(ends | self._listed_ends() | self._unstated_ends()))
 
@@ -255,9 +257,9 @@ class _Vocabulary:
         return set(listed.tolist())
 
     def _unstated_ends(self) -> set[int]:
-        """Return the ids of the tokens that end an answer by their texts: those that end a text, those with which the chat template ends a
-        call, and the token with which the chat template ends a turn. The last one is left out if the file states such a token, or if the
-        vocabulary has HARMONY_END."""
+        """Return the ids of the tokens that are known by their texts to end an answer: those that end a text, those with which the chat
+        template ends a call or begins its result, and the token with which the template ends a turn. The token that ends a turn is left out
+        if the file states an `eot_token_id`, or if the vocabulary has HARMONY_END."""
         template = self._metadata.get(TEMPLATE)
         in_template = template if isinstance(template, str) else ""
         turns = [] if self.get("eot_token_id") is not None else [text for text in TURN_ENDS if text in in_template]
@@ -273,7 +275,7 @@ class _Vocabulary:
         return self.token_id(ROLES[role])
 
     def merges(self) -> list[tuple[str, str]]:
-        """Return the merges in order, each as its two tokens. Raise DamagedFile if one of them makes no token."""
+        """Return the merges in order, each as its two tokens. Raise DamagedFile if a merge does not join two tokens to a token."""
         pairs: list[tuple[str, str]] = []
         for text in self._strings("merges"):
             left, gap, right = text.partition(" ")
@@ -302,8 +304,8 @@ class _Vocabulary:
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
-    """Return a byte-level tokenizer without tokens, which splits texts into words as `tokenizer.ggml.pre` says. Raise ModelError if its
-    value is not known."""
+    """Return a byte-level tokenizer without tokens, which splits texts into words as `tokenizer.ggml.pre` says. Raise ModelError for an
+    unknown value of this key."""
     pre = vocabulary.pre
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre in IGNORE_MERGES))
     if pre in PLAIN_WORDS:
@@ -322,8 +324,8 @@ def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
-    """Return a sentencepiece tokenizer without tokens. Its unknown token is the one that the file names, or else the first of this kind, or
-    none."""
+    """Return a sentencepiece tokenizer without tokens. Its unknown token is the one that the file names, or else the first token of the
+    kind UNKNOWN, or none."""
     unknown = vocabulary.role_id("unk_token")
     if unknown is None:
         unknown = next((id for id, kind in enumerate(vocabulary.types) if kind == UNKNOWN), None)
@@ -336,8 +338,8 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 
 def _add_ends(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
-    """Let the tokenizer put the begin token before a text, and the end token after it, if the file says so. Without a statement, only the
-    begin token is added: in sentencepiece vocabularies, and in those of BEGIN_BY_DEFAULT."""
+    """Let the tokenizer put the begin token before a text, and the end token after the text, if the file says so. If the file says nothing,
+    add only the begin token, and only in sentencepiece vocabularies and in those of BEGIN_BY_DEFAULT."""
     by_default = vocabulary.model != "gpt2" or vocabulary.pre in BEGIN_BY_DEFAULT
     bos, eos = vocabulary.role_id("bos_token"), vocabulary.role_id("eos_token")
     begins = vocabulary.flag("add_bos_token", by_default) or vocabulary.model == "gemma4"  # the first converters stated false by mistake

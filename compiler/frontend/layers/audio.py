@@ -1,5 +1,5 @@
-"""Layers of encoders of audio, which are those of Whisper: the log-mel spectrogram, two convolutions, and layers of attention and an MLP.
-In Qwen3-Omni, `audio_pieces.py` replaces the two convolutions."""
+"""The layers of encoders of audio, as in Whisper: the log-mel spectrogram, two convolutions, and layers of attention and an MLP. In
+Qwen3-Omni, `audio_pieces.py` replaces the two convolutions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from compiler.ops.manipulate import CONCAT, PERMUTE_DIMS
 from compiler.ops.products.matmul import LINEAR
 from runtime.spectrogram import BINS, HOP, LEAST, RANGE, ROWS, WINDOW, fourier_table, mel_filters
 
-FOURIER, FILTERS = "hearing.fourier", "hearing.filters"  # names of the tables, which no checkpoint has
+FOURIER, FILTERS = "hearing.fourier", "hearing.filters"  # names of the tables of the spectrogram, which no checkpoint has
 POSITIONS = "hearing.positions"
-LONGEST = 10_000.0  # base of the wave lengths of positions that are sines and cosines
+LONGEST = 10_000.0  # base of the wave lengths in a table of positions that has sines and cosines
 LOG_10 = float(np.log(10.0))
 NORM_EPS = 1e-5
 Attend = Callable[[Var, Var, Var], Var]  # computes attention, from the queries, keys and values of all frames
@@ -49,8 +49,8 @@ def _log_10(net: Net, energies: Var) -> Var:
 
 
 def tables(num_mels: int, listening: Listening | None = None) -> Mapping[str, NDArray[np.float32]]:
-    """Return the tables of the spectrogram by name, and the table of positions if these are sines and cosines. Rows of the Fourier
-    transform end in zeros, because the samples that it transforms are read in whole hops."""
+    """Return the tables of the spectrogram by name, and the table of positions if it has sines and cosines. Rows of the Fourier table end
+    in zeros, because samples are read in whole hops, beyond the end of a window."""
     fourier = np.pad(fourier_table(), ((0, 0), (0, ROWS * HOP - WINDOW)))
     found = {FOURIER: fourier.astype(np.float32), FILTERS: mel_filters(num_mels).astype(np.float32)}
     if listening is not None and listening.sinusoids:
@@ -93,13 +93,13 @@ class AudioLayers:
     size: int  # elements of a frame's vector
     heads: int
     intermediate_size: int
-    format: WeightFormat | None = None  # None: that of all weights
-    positions: str = ""  # name of the table of positions; empty: that of the checkpoint
+    format: WeightFormat | None = None  # None: the format of `net`
+    positions: str = ""  # name of the table of positions; empty: its name in the checkpoint
 
     def embedded(self, x: Var, num_mels: int, frames: DimLike, num_positions: int, heard: Var | None = None) -> Var:
-        """Return the vectors of frames, [frames, size]. A frame is made of two hops and their neighbours. `x` has two hops for each frame,
-        and one more unless there are `num_positions` frames, the most that there may be. `heard` is 1 for hops that the second convolution
-        reads and 0 for others, [hops, 1]; None: it reads all."""
+        """Return the vectors of frames, [frames, size]. A frame is computed from two hops and their neighbours. `x[hops, mels]` has two
+        hops per frame, and one additional hop if there are fewer than `num_positions` frames, the maximum. `heard[hops, 1]` is 1 for the
+        hops that the second convolution reads, and 0 for those that it replaces by zeros; None: it reads all hops."""
         frames = Dim.of(frames)
         is_whole = frames == Dim.of(num_positions)
         x = self.net.call(GELU, self._convolution(x, "conv1", num_mels, 2 * frames, 1, has_next=not is_whole))
@@ -109,9 +109,9 @@ class AudioLayers:
         return self.net.add(x, positions if is_whole else self.net.slice(positions, 0, 0, frames))
 
     def _convolution(self, x: Var, name: str, in_size: int, length: Dim, stride: int, *, has_next: bool = False) -> Var:
-        """Convolve `x[length, in_size]` with three taps: a result is computed from a row and its two neighbours. With a stride of 2, there
-        are results only for every other row. If `has_next` is true, `x` has one more row, for which there is no result. Zeros take the
-        place of neighbours outside `x`."""
+        """Convolve `x[length, in_size]` with three taps: a result is computed from a row and its two neighbours. With a stride of 2, only
+        every other row, beginning with the first, has a result. If `has_next` is true, `x` has `length` + 1 rows, and the last one has no
+        result. Zeros take the place of neighbours outside `x`."""
         net = self.net
         w = net.call(PERMUTE_DIMS, net.as_f32(net.weight(f"{self.prefix}{name}.weight", self.size, in_size, 3)), axes=(0, 2, 1))
         edge = Constant(np.zeros((1, in_size), np.float32))

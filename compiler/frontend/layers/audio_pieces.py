@@ -1,5 +1,5 @@
-"""The first layers of Qwen3-Omni's encoder of audio: three convolutions over hops and mels, each of which halves both, read a piece of a
-recording apart from other pieces."""
+"""The first layers of Qwen3-Omni's encoder of audio: three convolutions over hops and mels. Each convolution halves the numbers of hops and
+of mels, and reads each piece of a recording separately."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from compiler.ops.elementwise import GELU
 from compiler.ops.manipulate import BROADCAST_TO, CONCAT, PERMUTE_DIMS
 
 NAMES = ("conv2d1", "conv2d2", "conv2d3")
-TAPS = 3  # hops, and mels, that an element of a result reads
+TAPS = 3  # an element of a result is computed from TAPS hops of TAPS mels
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Some pieces of a recording under computation."""
+    """`count` pieces of a recording, with the layers and the configuration of the encoder that reads them."""
 
     layers: AudioLayers
     listening: Listening
     count: Dim
 
     def embedded(self, spectrogram: Var) -> Var:
-        """Return the vectors of frames, [frames, size], from the log-mel spectrogram [hops, mels]. A piece has as many frames as
-        positions."""
+        """Return the vectors of frames, [frames, size], from the log-mel spectrogram [hops, mels]. A piece has a frame for each row of the
+        table of positions."""
         net, listening, layers = self.layers.net, self.listening, self.layers
         times, mels, channels = listening.piece_hops, listening.num_mels, 1
         x = net.reshape(spectrogram, self.count, times, mels, channels)
         for name in NAMES:
             x = self._convolved(x, name, times, mels, channels)
             times, mels, channels = -(-times // 2), -(-mels // 2), listening.channels
-        # Checkpoints have the mels of a channel together, and here a mel has its channels together.
+        # Checkpoints order the inputs of the matrix by channel, then by mel; rows of `x` are ordered by mel, then by channel.
         w = net.weight(f"{layers.prefix}conv_out.weight", layers.size, channels * mels)
         w = net.call(PERMUTE_DIMS, net.reshape(net.as_f32(w), layers.size, channels, mels), axes=(0, 2, 1))
         rows = net.reshape(x, self.count * times, mels * channels)

@@ -1,14 +1,15 @@
-"""Compute the sequences and positions that the attention operator is told for the tokens of a step, where they differ from the real ones.
-In some models, a sequence is cut into chunks at multiples of their size, and a token attends to the tokens of its chunk up to itself.
+"""Compute the sequences and positions that the attention operator reads in place of the real ones, in models with attention within chunks,
+or with attention in both directions among the tokens of an image. In models with chunks, a sequence is cut at multiples of the chunk size,
+and a token attends to the tokens of its chunk up to itself.
 
-The attention operator knows no chunks. It is told that the tokens of each chunk are a sequence of their own: the page table of this
-sequence has the pages of the chunk, and its positions begin at 0. So every kernel and every export supports chunks, and the bits of a row
-do not depend on how a prompt was divided into steps. The cache treats a chunk as a window of the same size.
+The attention operator does not distinguish chunks from sequences. Its operands describe each chunk as a sequence of its own: the page table
+of this sequence has the pages of the chunk, and its positions begin at 0. So every kernel and every export supports chunks, and the bits of
+a row do not depend on how a prompt was divided into steps. The cache treats a chunk as a window of the same size.
 
-The operator does not know images either, whose tokens may attend to each other in both directions. It is told the last position that each
-token sees: for an image token, the last one of its image instead of its own. In a layer with a window, it is also told the first position
-that a token sees, which still depends on the token's own position. An image token reads the keys of later tokens of its image, so all of
-them must be in one step.
+The tokens of an image may attend to each other in both directions. Then an operand of the operator has the last position to which each
+token attends: the last position of its image for an image token, and its own position for any other token. In a layer with a window, the
+operand also has the first position to which a token attends, which depends on the token's own position. An image token reads the keys of
+later tokens of its image, so all tokens of an image must be in one step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Places:
     """The operands of attention that describe a step: the sequence and the position of each token, and each sequence's pages."""
 
     seq_ids: Var
-    positions: Var  # [tokens], or [tokens, 2]: the first and the last position that each token sees
+    positions: Var  # [tokens], or [tokens, 2]: the first and the last position to which each token attends
     page_tables: Var
 
     @property
@@ -41,20 +42,20 @@ class Places:
 
 
 def in_chunks(net: Net, whole: Places, size: int, most_tokens: int, max_context: int) -> Places:
-    """Return the places in which each sequence is replaced by the chunks that have tokens in this step. A step has at most `most_tokens`
-    tokens, and a sequence at most `max_context`."""
+    """Return operands in which the chunks with tokens in this step replace each sequence. A step has at most `most_tokens` tokens, and a
+    sequence at most `max_context`."""
     num_chunks = -(-max_context // size)
-    each = min(num_chunks, -(-(most_tokens - 1) // size) + 1)  # most chunks of one sequence that have tokens in a step
+    each = min(num_chunks, -(-(most_tokens - 1) // size) + 1)  # maximum number of chunks of one sequence with tokens in a step
     (s, p), (t,) = _shape(whole.page_tables), _shape(whole.seq_ids)
     pages = size // PAGE
     w = dim_min(p, pages)  # length of a chunk's page table
 
     chunks = net.call(FLOOR_DIVIDE, whole.positions, _int(size))
     is_own = net.call(EQUAL, net.reshape(whole.seq_ids, 1, t), net.reshape(_count(net, s), s, 1))
-    # The first chunk of each sequence that has tokens in this step.
+    # For each sequence, the number of the first chunk with tokens in this step.
     first = net.call(MIN, net.call(WHERE, is_own, net.reshape(chunks, 1, t), _int(num_chunks)), axes=[1])
     number = net.call(SUBTRACT, chunks, net.call(TAKE, first, whole.seq_ids, axis=0))
-    # The indices, in a sequence's page table, of the pages of its chunks: [s, each, w].
+    # The indices of the pages of chunks in the page table of their sequence: [sequences, chunks of each, pages of a chunk].
     later = net.reshape(net.call(MULTIPLY, _count(net, each), _int(pages)), 1, each, 1)
     begin = net.add(net.reshape(net.call(MULTIPLY, first, _int(pages)), s, 1, 1), later)
     index = net.add(begin, net.reshape(_count(net, w), 1, 1, w))
@@ -80,8 +81,8 @@ def _shape(x: Atom) -> tuple[Dim, ...]:
 
 
 def spans(net: Net, positions: Var, at: Var, lasts: Var, window: int) -> Var:
-    """Return the last position that each token sees, [tokens]; with a window (`window` is not 0), the first and the last position, [tokens,
-    2]. The tokens `at` see up to `lasts`, and others up to their own position. An image is not longer than a window."""
+    """Return the last position to which each token attends, [tokens]; with a window (`window` is not 0), the first and the last position,
+    [tokens, 2]. The tokens `at` attend up to `lasts`, and other tokens up to their own position. An image is not longer than a window."""
     seen = net.call(SCATTER, positions, at, lasts, axis=0)
     if not window:
         return seen

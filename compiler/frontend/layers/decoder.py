@@ -40,11 +40,11 @@ CLASS_HEAD = "score"  # name of the classification head, which does not have the
 class Batch:
     """The inputs of a step."""
 
-    tokens: Var  # in a program of later layers: the residual stream of the tokens, after the layers before
+    tokens: Var  # in the program of a later stage: the residual stream that the stage before passes on
     positions: Var
     seq_ids: Var
     logit_rows: Var | None  # None: the program has no head
-    hidden_rows: Var | None  # in the program `both`: tokens whose hidden states, or attention to audio, are returned; otherwise None
+    hidden_rows: Var | None  # in the program `both`: indices of tokens whose hidden states, or attention to audio, it returns; else None
     caches: tuple[KVCache, ...]
     states: tuple[StateCache, ...]
     heard: HeardCache | None
@@ -80,7 +80,7 @@ class StateCache:
     """The inputs of a step for one group of states."""
 
     group: StateGroup
-    sources: Var  # page of the state from which each sequence continues
+    sources: Var  # for each sequence, the page with the state from which it continues
     pages: Var  # page to which the state after each saved token is written
     held: tuple[Var, ...]
 
@@ -96,12 +96,12 @@ class HeardCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenRows:
-    """The inputs of a step for tokens of images and audio. In a step without such tokens, these arrays are empty, except `axes`."""
+    """The inputs of a step for tokens of images and audio. In a step without such tokens, all arrays except `axes` are empty."""
 
     at: Var  # indices of these tokens in the step
     rows: Var  # the rows that replace their embeddings: see `compiler/frontend/seeing.py` and `compiler/frontend/listening.py`
-    lasts: Var | None  # the last position of the image of each of these tokens, if the tokens of an image attend to all of them
-    axes: Var | None  # [tokens, 3]: the coordinates of all tokens, by which RoPE rotates, if image tokens have three
+    lasts: Var | None  # for each of these tokens, the last position of its image, if attention within images has both directions
+    axes: Var | None  # [tokens, 3]: the coordinates of all tokens of the step, if RoPE rotates by three coordinates
 
     @property
     def params(self) -> tuple[Var, ...]:
@@ -122,18 +122,18 @@ class Step:
     embedding: str  # name of the token embedding
     t: DimVar
     max_context: int
-    # the variables that hold each cache after the latest write to it in this step
+    # for each cache: its variables after the latest write in this step
     appended: dict[Cache, tuple[Atom, ...]] = field(default_factory=dict["Cache", tuple[Atom, ...]])
     layer_inputs: Var | None = None  # [tokens, layers, size]: see LayerInputs
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
-    # per cache and window: the places that attention is told, if they differ from the real ones
+    # per cache and window: the operands of attention, if they differ from the real sequences and positions
     places: dict[tuple[Cache, int], Places] = field(default_factory=dict["tuple[Cache, int]", Places])
-    heard: Places | None = None  # the places of the audio: see `heard_places`
-    attended: list[Var] = field(default_factory=list[Var])  # [hidden rows, frames], one per aligned head: see `attention_to_audio`
+    heard: Places | None = None  # operands of attention to audio: see `heard_places`
+    attended: list[Var] = field(default_factory=list[Var])  # one variable per aligned head, [hidden rows, frames]: see `attention_to_audio`
 
     def angles_of(self, rope: Rope) -> tuple[Var, Var]:
-        """Return the cosines and sines of this step's positions, or of the coordinates of its tokens if these have three. They are computed
-        once for all layers with the same rope."""
+        """Return the cosines and sines of this step's positions, or those of the coordinates of its tokens if the step has `axes`. Compute
+        them once for all layers with the same rope."""
         if rope not in self.angles:
             frequencies, scale = rope.frequencies(self.max_context)
             axes = None if self.batch.seen is None else self.batch.seen.axes
@@ -151,12 +151,12 @@ class Step:
 
     @property
     def sees_back(self) -> bool:
-        """Whether the tokens of an image attend to later tokens only in layers with a window. Attention of other layers is causal."""
+        """Whether the tokens of an image attend to later tokens in layers with a window, but attention in all other layers is causal."""
         return self.config.vision is not None and self.config.vision.windows_only
 
     def places_of(self, cache: KVCache, window: int) -> Places:
-        """Return the places that attention to a cache is told for the tokens of this step. `window` is the number of tokens of the layer's
-        window or chunk, or 0 if it has none."""
+        """Return the operands of attention to a cache that describe this step: see `chunks.py`. `window` is the number of tokens of the
+        layer's window or chunk, or 0 if the layer has neither."""
         whole, seen = Places(self.batch.seq_ids, self.batch.positions, cache.page_tables), self.batch.seen
         if seen is not None and seen.lasts is not None and not (self.sees_back and not window):
             if (cache, window) not in self.places:
@@ -169,7 +169,7 @@ class Step:
         return self.places[cache, window]
 
     def heard_places(self) -> Places:
-        """Return the places of the frames of each sequence. Every token attends to all frames."""
+        """Return the operands of attention to audio that describe this step. Every token attends to all frames of its sequence."""
         if self.heard is None:
             net, cache = self.net, self.batch.heard
             assert cache is not None
@@ -213,16 +213,16 @@ class Layer:
 
 
 def embed(step: Step) -> Var:
-    """Return the token embeddings, scaled by the configuration's factor. Rows of images and audio replace those of their tokens, if the
-    step reads such rows."""
+    """Return the token embeddings, scaled by the configuration's factor. If the step reads rows of images or audio, these rows replace the
+    embeddings of their tokens."""
     c, net, seen = step.config, step.net, step.batch.seen
     x = scaled(step, net.embedding(step.embedding, step.batch.tokens, c.vocab_size, c.hidden_size), c.embedding_scale)
     return x if seen is None else _put(step, seen, x, _depth(step, seen, 0))
 
 
 def deepened(step: Step, x: Var, number: int) -> Var:
-    """Return the residual stream after layer `number`, given as `x`. If the encoder of images has rows for this layer, they are added at
-    the tokens of images and audio."""
+    """Return `x`, the residual stream after layer `number`. If the encoder of images has rows for this layer, add these rows at the tokens
+    of images and audio."""
     seen, vision = step.batch.seen, step.config.vision
     if seen is None or vision is None or number >= len(vision.deep_layers):
         return x
@@ -230,15 +230,15 @@ def deepened(step: Step, x: Var, number: int) -> Var:
 
 
 def _depth(step: Step, seen: SeenRows, number: int) -> Var:
-    """Return the part of the rows that belongs to one depth, [tokens of images and audio, size]: depth 0 replaces embeddings, and depth n
-    is added after layer n - 1."""
+    """Return the part of the rows that belongs to depth `number`, [tokens of images and audio, size]. The part of depth 0 replaces
+    embeddings, and the part of depth n is added after layer n - 1."""
     size, vision = step.config.hidden_size, step.config.vision
     is_only = vision is None or vision.num_depths == 1
     return seen.rows if is_only else step.net.slice(seen.rows, 1, number * size, (number + 1) * size)
 
 
 def _put(step: Step, seen: SeenRows, x: Var, rows: Var) -> Var:
-    """Return the residual stream with these rows in the places of the tokens of images and audio."""
+    """Return the residual stream `x` with `rows` in the places of the tokens of images and audio."""
     everywhere = ShapeValue((_extent(seen.rows, 0), Dim.of(step.config.hidden_size)))
     places = step.net.call(BROADCAST_TO, step.net.call(EXPAND_DIMS, seen.at, axes=1), everywhere)
     return step.net.call(SCATTER, x, places, rows, axis=0)
@@ -265,8 +265,8 @@ def classified(step: Step, x: Var, classes: Classes) -> Var:
 
 
 def _judged(step: Step, x: Var, verdict: Verdict) -> Var:
-    """Compute the logit of the token `yes` minus the logit of the token `no`, [rows, 1], as the product with the difference of their
-    weights."""
+    """Compute the logit of the token `yes` minus the logit of the token `no`, [rows, 1], as the product of `x` and the difference of the
+    rows of the head for the two tokens."""
     c, net = step.config, step.net
     table = net.weight(f"{_head(step)}.weight", c.vocab_size, c.hidden_size)
     yes, no = (net.as_f32(net.slice(table, 0, token, token + 1)) for token in (verdict.yes, verdict.no))
@@ -289,7 +289,7 @@ def scaled(step: Step, x: Var, factor: float) -> Var:
 
 # --- layers of two branches --------------------------------------------------------------------------------------------
 
-Branch = Callable[["Layer", Var], Var]  # computes what a layer adds to the residual stream, or the whole layer
+Branch = Callable[["Layer", Var], Var]  # computes a term that a layer adds to the residual stream, or the whole layer
 
 
 def pre_norm(attention: Branch, feed: Branch, norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")) -> Branch:
@@ -346,7 +346,7 @@ def norm(layer: Layer, x: Var, name: str) -> Var:
 
 
 def stream_norm(step: Step, x: Var, name: str) -> Var:
-    """Normalize the residual stream by the configuration's kind of norm. The names of its weights begin with the full name `name`."""
+    """Normalize the residual stream by the configuration's kind of norm. The full names of the norm's weights begin with `name`."""
     c = step.config
     if c.norm is Norm.RMS:
         return step.net.rms_norm(x, name, c.hidden_size, c.norm_eps, offset=c.norm_offset)
@@ -383,14 +383,14 @@ def project_qkv(layer: Layer, h: Var, names: tuple[str, ...] = QKV) -> tuple[Var
 
 
 def rotate(layer: Layer, x: Var) -> Var:
-    """Apply the layer's RoPE to `x[tokens, heads, head_dim]`, or return `x` if the layer has none."""
+    """Apply the layer's RoPE to `x[tokens, heads, head_dim]`, or return `x` if the layer has no RoPE."""
     rope = layer.step.config.rope_of_layer(layer.number)
     return x if rope is None else layer.step.net.call(ROPE, x, *layer.step.angles_of(rope), interleaved=rope.interleaved)
 
 
 def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT, *, gate: Var | None = None) -> Var:
-    """Append keys and values to the cache, attend to the cache, and project. If `gate[tokens, heads * head_dim]` is given, its sigmoid
-    scales each element of the attention's result before the projection."""
+    """Append keys and values to the cache, attend to the cache, and project the result. If `gate[tokens, heads * head_dim]` is given, its
+    sigmoid scales each element of the attention's result before the projection."""
     append(layer, k, v)
     return attend_kept(layer, q, out, gate=gate)
 
@@ -408,8 +408,8 @@ def append(layer: Layer, k: Var, v: Var | None = None) -> None:
 
 
 def attend_kept(layer: Layer, q: Var, out: str = OUT, *, gate: Var | None = None) -> Var:
-    """Attend to the keys and values that this layer, or the layer whose keys and values it reads, has appended in this step or before, and
-    project. `gate` is that of `attend`."""
+    """Attend to the cached keys and values of this layer, or of the layer whose keys and values it reads, and project the result. For
+    `gate`, see `attend`."""
     step, c, net = layer.step, layer.step.config, layer.step.net
     size = c.num_heads * layer.heads.size
     mixed = net.reshape(mix(layer, q), step.t, size)
@@ -470,7 +470,8 @@ def _extent(x: Var, axis: int) -> Dim:
 
 
 def hear(layer: Layer, q: Var, out: str) -> Var:
-    """Attend to the audio of each sequence, and project. In the program `both`, also record the attention of aligned heads."""
+    """Attend to the audio of each sequence, and project. In the program `both`, record the attention of aligned heads in
+    `step.attended`."""
     step, c, net = layer.step, layer.step.config, layer.step.net
     cache, places = step.batch.heard, step.heard_places()
     assert cache is not None
@@ -487,7 +488,7 @@ def hear(layer: Layer, q: Var, out: str) -> Var:
 
 def attention(layer: Layer, h: Var, names: tuple[str, ...] = QKV, out: str = OUT) -> Var:
     """Attend with rotary positions if the layer has them, without norms of queries and keys. Queries grow with their positions if the
-    configuration says so."""
+    configuration has a `query_growth`."""
     q, k, v = project_qkv(layer, h, names)
     return attend(layer, grow(layer, rotate(layer, q)), rotate(layer, k), v, out)
 
@@ -556,7 +557,7 @@ def activated(layer: Layer, x: Var) -> Var:
 
 
 def plain_activation(net: Net, kind: Activation, x: Var) -> Var:
-    """Apply an activation to each element: any except RELU2 and XIELU, which only `activated` applies."""
+    """Apply the activation `kind` to each element. RELU2 and XIELU are not supported: only `activated` applies them."""
     if kind is Activation.QUICK_GELU:
         return net.call(MULTIPLY, x, net.call(SIGMOID, net.scale(x, 1.702)))
     return net.call(ACTIVATIONS[kind], x)

@@ -35,6 +35,7 @@ def gated_delta(layer: Layer, mixed: Var, z: Var, b: Var, a: Var) -> Var:
 
 
 def _of_length(net: Net, x: Var, size: int, length: float) -> Var:
-    """Scale vectors to this length. RMS_NORM divides by the root of a mean, not of a sum; its weight and epsilon are scaled accordingly."""
+    """Scale vectors to the length `length`. RMS_NORM divides by the root of a mean, not of a sum; its weight and epsilon are scaled
+    accordingly."""
     weight = Constant(np.full(size, length * size**-0.5, np.float32))
     return net.call(RMS_NORM, x, weight, eps=EPS / size)

@@ -24,7 +24,7 @@ class Texts:
     tokens: Var
     positions: Var  # position of each token in its text
     text_ids: Var  # index of each token's text
-    starts: Var  # first token of each text, followed by the number of tokens
+    starts: Var  # index of the first token of each text, followed by the number of tokens
     segments: Var | None = None  # segment of each token; None: the model does not distinguish the texts of a pair
     # `angles` has the cosines and sines per rope, computed once for all layers.
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
@@ -43,7 +43,7 @@ class EncoderLayer:
     config: ModelConfig
     texts: Texts
     t: DimVar
-    bias: tuple[Atom, ...]  # bias on attention scores by distance, or empty
+    bias: tuple[Atom, ...]  # bias on attention scores, which depends on the distance of two tokens; empty: no bias
     prefix: str  # prefix of the names of the layer's weights
     number: int
 
@@ -67,7 +67,7 @@ class Head:
 
     net: Net
     config: ModelConfig
-    prefix: str  # prefix of the names of the encoder's weights, without the head's
+    prefix: str  # prefix of the names of the encoder's weights, which the names of the head's own weights lack
 
     @property
     def num_classes(self) -> int:
@@ -144,7 +144,7 @@ def project_stacked(layer: EncoderLayer, x: Var, name: str) -> tuple[Var, Var, V
 
 
 def rotate(layer: EncoderLayer, x: Var) -> Var:
-    """Apply RoPE to `x[tokens, heads, head_dim]`, if the layer has it."""
+    """Apply the layer's RoPE to `x[tokens, heads, head_dim]`, or return `x` if the layer has no RoPE."""
     rope, net, texts = layer.config.rope_of_layer(layer.number), layer.net, layer.texts
     if rope is None:
         return x
@@ -156,7 +156,7 @@ def rotate(layer: EncoderLayer, x: Var) -> Var:
 
 
 def attend(layer: EncoderLayer, q: Var, k: Var, v: Var, out: str) -> Var:
-    """Attend within each text, as far as the layer's bias on scores lets tokens see, and project."""
+    """Attend within each text, with the layer's bias on scores if it has one, and project the result."""
     net, c, texts, size = layer.net, layer.config, layer.texts, layer.config.num_heads * layer.config.head_dim
     k, v = (_for_each_query(layer, heads) for heads in (k, v))
     mixed = net.call(RAGGED_ATTENTION, q, k, v, texts.text_ids, texts.starts, *layer.bias, scale=c.attention_scale)
@@ -164,7 +164,7 @@ def attend(layer: EncoderLayer, q: Var, k: Var, v: Var, out: str) -> Var:
 
 
 def _for_each_query(layer: EncoderLayer, heads: Var) -> Var:
-    """Return a key or value head for each query head: query heads that share one get copies."""
+    """Return one key or value head per query head: copy a head that several query heads share."""
     net, c = layer.net, layer.config
     if c.num_kv_heads == c.num_heads:
         return heads

@@ -17,7 +17,7 @@ from compiler.ir.graph.atoms import Constant, ShapeValue, Var
 from compiler.ir.types import TensorType
 from compiler.ops.manipulate import BROADCAST_TO, CONCAT, PERMUTE_DIMS
 
-EPS = 1e-6  # epsilon of the norms of latents; the configuration's norm_eps does not affect it
+EPS = 1e-6  # epsilon of the norms of latent vectors; the configuration's norm_eps does not apply to them
 
 
 def latent_attention(layer: Layer, h: Var) -> Var:
@@ -52,7 +52,7 @@ def _matrices(layer: Layer, m: Latent) -> tuple[Var, Var]:
 
 
 def _queries(layer: Layer, h: Var, m: Latent) -> Var:
-    """Return the queries, [tokens, heads, plain size + rotated size]. Their rotated parts are not rotated yet."""
+    """Return the queries, [tokens, heads, plain size + rotated size]. The parts to be rotated are not rotated yet."""
     net, c = layer.step.net, layer.step.config
     each = m.plain_size + m.rotated_size
     if m.query_rank is None:

@@ -26,7 +26,7 @@ def mamba(layer: Layer, h: Var, name: str) -> Var:
 
 
 def _project(layer: Layer, h: Var, name: str, r: Recurrence) -> tuple[Var, Var, Var]:
-    """Return the gate, the input of the convolution, and the raw step sizes. Checkpoints store their three projections in one matrix."""
+    """Return the gate, the input of the convolution, and the raw step sizes. Checkpoints store the three projections in one matrix."""
     net, size = layer.step.net, layer.step.config.hidden_size
     wide, rows = r.values + r.channels, r.values + r.channels + r.num_heads
     w = net.weight(layer.name(f"{name}.weight"), rows, size)

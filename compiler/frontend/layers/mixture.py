@@ -34,8 +34,8 @@ def mixture(names: ExpertNames, dense: Branch = gated_mlp) -> Branch:
 
 
 def experts(layer: Layer, h: Var, m: Mixture, names: ExpertNames, *, routed: Var | None = None) -> Var:
-    """Apply the router, the experts and, if there is one, the shared expert to `h`, and return the sum of their weighted outputs. The
-    router reads `routed` instead of `h` if it is given."""
+    """Apply the router, the experts and, if there is one, the shared expert to `h`, and return the sum of their weighted outputs. If
+    `routed` is given, the router reads it instead of `h`."""
     net, outer = layer.step.net, m.outer_size or layer.step.config.hidden_size
     chosen, shares = _route(layer, h if routed is None else routed, m, names)
     rows = net.call(GROUP_ROWS, chosen, count=m.num_experts)
@@ -78,7 +78,7 @@ def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, V
     if m.sparse_limit is not None:
         return _mix_sparsely(net, found, m, m.sparse_limit)
     scores = net.call(SOFTMAX, found) if m.scoring is Scoring.SOFTMAX else net.call(SIGMOID, found)
-    judged = found if m.scales_inputs else scores  # here experts rank by their logits, because the sigmoids of large logits are equal
+    judged = found if m.scales_inputs else scores  # if inputs are scaled, experts rank by logits, as large logits have equal sigmoids
     if names.correction is not None:
         judged = net.add(scores, _correction(layer, names.correction, names.correction_rank, m.num_experts))
     chosen = net.call(TOP_EXPERTS, judged if m.num_groups == 1 else _in_best_groups(layer, judged, m), k=m.num_chosen)
@@ -92,7 +92,8 @@ def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, V
 
 def _mix_sparsely(net: Net, logits: Var, m: Mixture, limit: float) -> tuple[Var, Var]:
     """Return what `_route` returns, by SparseMixer (Liu et al., arXiv 2409.12136). Experts are chosen one after another. The weight of an
-    expert is its probability in a softmax over the experts not chosen before, without those whose logits are much smaller."""
+    expert is its probability in a softmax over the experts that were not chosen before it and whose logits are not much smaller than its
+    own: by a relative distance of at most `limit`."""
     rest, shares, numbers = logits, logits, Constant(np.arange(m.num_experts, dtype=np.int32))
     for _ in range(m.num_chosen):
         best = net.call(TOP_EXPERTS, rest, k=1)

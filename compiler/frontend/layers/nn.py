@@ -53,14 +53,14 @@ class WeightFormat:
 
     bits: int
     group: int = 0
-    fast: bool = False  # inputs of products of integers may be rounded to 8 bits as well
+    fast: bool = False  # inputs of products with integers may be rounded to 8 bits, too
     as_stored: bool = False  # the numbers of a quantised checkpoint are not converted
     budget: float = 0.0  # if not 0, `deploy/quantizing` first quantises the matrices to this number of bits per weight on average
 
     @property
     def scale_dtype(self) -> str:
-        """The type of scales. With 4 bits, the size of scales matters. Rounding the scales costs no accuracy, since numbers are quantised
-        with the rounded scale."""
+        """The type of scales. With numbers of 4 bits, scales take a large part of the memory, so they are rounded to bf16. This costs no
+        accuracy, since numbers are quantised with the rounded scale."""
         return "bf16" if self.bits == 4 else "f32"
 
     @property
@@ -95,8 +95,8 @@ class WeightFormat:
 
 
 def _budget_of(text: str) -> float | None:
-    """Return the bits per weight that a name or a number stands for. Return None for other formats. Raise ConfigError for a number out of
-    range."""
+    """Return the bits per weight that the name or number `text` stands for. Return None for names of other formats. Raise ConfigError for a
+    number out of range."""
     try:
         budget = BUDGETS.get(text) or float(text)
     except ValueError:
@@ -123,13 +123,13 @@ class Net:
     forms: Mapping[str, Form] = field(default_factory=dict[str, Form])
     numerics: Numerics = Numerics.AUTO
     ranks: int = 1  # number of ranks that run the program, each with a part of the weights: see `compiler/frontend/ranks.py`
-    # If given, it collects for each input of matrices the sum, over all rows, of the squares of its elements, by the names of the matrices
-    # that read the input. Matrices for which a layer chooses the format itself are left out.
+    # If not None, `squares` collects, for each input of products, the sum over all rows of the squares in each column.
+    # A key has the names of the matrices that read the input. Matrices for which a layer chooses the format itself are left out.
     squares: dict[tuple[str, ...], Var] | None = None
     _decoded: dict[Var, Kind] = field(default_factory=dict[Var, Kind])  # results of `held` -> the kind of their numbers
     _unpacked: dict[tuple[str, ...], dict[str, Var]] = field(default_factory=dict[tuple[str, ...], dict[str, Var]])  # see `_parts`
-    _orders: dict[Var, Var] = field(default_factory=dict[Var, Var])  # results of `held` with sorted columns -> the input of each column
-    # Results of `held` that are only the larger part of a matrix -> the rest, which is added. Both read the same codes.
+    _orders: dict[Var, Var] = field(default_factory=dict[Var, Var])  # results of `held` with sorted columns -> input of each column
+    # Results of `held` that have only the larger part of each number -> the matrix of the smaller parts. Both decode the same codes.
     _rests: dict[Var, Var] = field(default_factory=dict[Var, Var])
 
     @contextmanager
@@ -149,8 +149,8 @@ class Net:
         return self.numerics.rounds(is_quantised=integers or self.format.bits <= 8)
 
     def tolerates(self, format: WeightFormat, w: Var) -> str | None:
-        """Return the type to which machines may round the inputs of a product by `w`, `i8` or `bf16`. Return None if they may not round
-        them."""
+        """Return the type, `i8` or `bf16`, to which machines may round the inputs of a product by `w`. Return None if machines may not
+        round the inputs."""
         if format.fast and (self._is_decoded(w) or not format.as_stored):
             return "i8"
         return "bf16" if self.rounds and format.bits <= 16 else None
@@ -189,7 +189,7 @@ class Net:
         return found
 
     def _parts(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> dict[str, Var]:
-        """Return the parts of matrices with the same `Form` by name, stacked by rows. Blocks are taken apart."""
+        """Return the parts of matrices with the same `Form` by name, stacked by rows. Unpack blocks into parts."""
         form = self.forms[names[0]]
         infos = [form.infos(shape) for shape in shapes]
 
@@ -249,8 +249,8 @@ class Net:
     # --- layers --------------------------------------------------------------------------------------------------------
 
     def embedding(self, name: str, ids: Atom, vocab: int, size: int) -> Var:
-        """Return the rows of a table that belong to these ids, as f32: [ids, size]. Each rank has a part of the table, and reads the parts
-        of all ranks."""
+        """Return the rows of a table that belong to these ids, as f32: [ids, size]. If the program runs on several ranks, each rank stores
+        a part of the table, and reads the parts of all ranks."""
         table, shape = f"{name}.weight", (vocab // self.ranks, size)
         if self.ranks > 1:
             tables = [self.weight(table, *shape)] * self.ranks
@@ -273,9 +273,9 @@ class Net:
         bias: bool = False,
         format: WeightFormat | None = None,
     ) -> Var:
-        """Apply one or several linear layers to the same input, and concatenate their outputs. Layer `names[i]` has `sizes[i]` outputs. If
-        the checkpoint stores all their matrices with the same `Form`, or all without one, they are multiplied in one product, unless their
-        columns are sorted by group."""
+        """Apply one or several linear layers to the same input, and concatenate their outputs. Layer `names[i]` has `sizes[i]` outputs. One
+        product computes all layers, if the checkpoint stores all matrices with the same `Form` or all without a form, and if their columns
+        are not sorted by group."""
         names = (names,) if isinstance(names, str) else names
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         if format is None:
@@ -299,7 +299,8 @@ class Net:
         return x if self.ranks == 1 else self.call(ALL_GATHER, *[x] * self.ranks, axis=1)
 
     def output_linear(self, x: Var, name: str, in_size: int, size: int, *, bias: bool = False) -> Var:
-        """Apply a linear layer that reads the columns of all ranks, and return all its columns. Each rank has `in_size` columns of `x`."""
+        """Apply a linear layer that reads the columns of all ranks, and return all columns of the result. Each rank has `in_size` columns
+        of `x`."""
         return self.gathered(self.linear(self.gathered(x), name, in_size * self.ranks, size // self.ranks, bias=bias))
 
     def product(self, x: Atom, w: Var, bias: Var | None = None, *, format: WeightFormat | None = None) -> Var:
@@ -325,7 +326,7 @@ class Net:
         return self.chosen_product(x, w, experts, self.as_f32(self.weight(f"{name}.bias", count, size)) if bias else None)
 
     def chosen_product(self, x: Atom, w: Var, choice: Atom, bias: Var | None = None) -> Var:
-        """Multiply each row by the matrix of `w[matrices, outputs, inputs]` that it chooses."""
+        """Multiply each row by a matrix of `w[matrices, outputs, inputs]`, whose index for each row is in `choice`."""
         decoded = self._is_decoded(w)
         operands = (x, w if decoded else self._held(w, self.format), choice, *([] if bias is None else [bias]))
         found = self.call(EXPERT_LINEAR, *operands, tolerates=self.tolerates(self.format, w))
@@ -356,16 +357,16 @@ class Net:
         return self.call(MULTIPLY, self.call(LAYER_NORM, x, ones, zeros, eps=eps), weight)
 
     def head(self, x: Atom, name: str, in_size: int, vocab: int, *, bias: bool = False) -> Var:
-        """Return the logits of all ranks, [rows, vocab]. If the format of other matrices has fewer than 8 bits, or lets inputs be rounded
-        to 8 bits, the head has another one: its inputs are not rounded to 8 bits, and floats become integers of 8 bits, or keep 16 bits if
-        the format is `as_stored`."""
+        """Return the logits, [rows, vocab], of which each rank computes a part. If the format of other matrices has fewer than 8 bits, or
+        lets inputs be rounded to 8 bits, the head has another format: its inputs are not rounded to 8 bits, and its weights, if they are
+        floats, become integers of 8 bits, or keep 16 bits if the format of other matrices is `as_stored`."""
         format = None
         if self.format.bits < 8 or self.format.fast:
             format = AS_STORED if self.format.as_stored else WeightFormat(8)
         return self.gathered(self.linear(x, name, in_size, vocab // self.ranks, bias=bias, format=format))
 
     def _observe(self, x: Atom, names: Sequence[str]) -> None:
-        """Record the squares of an input of these matrices, if squares are collected."""
+        """Add the sums of squares of `x`, an input of these matrices, to `squares` if they are collected."""
         if self.squares is not None:
             wide = self.as_f32(x) if isinstance(x, Var) else x
             self.squares[tuple(f"{name}.weight" for name in names)] = self.call(SUM, self.call(MULTIPLY, wide, wide), axes=0)
@@ -397,5 +398,5 @@ class Net:
 
 
 def prefix_of(tensors: Mapping[str, object], prefix: str) -> str:
-    """Return the prefix if names in the checkpoint have it, else "". Models saved without a head lack it."""
+    """Return the prefix if names in the checkpoint have it, else "". Models saved without a head lack the prefix."""
     return prefix if any(name.startswith(prefix) for name in tensors) else ""

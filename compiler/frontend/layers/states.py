@@ -17,8 +17,8 @@ INPUTS, MATRICES = 0, 1  # the parts of a state: see `compiler/frontend/cache_gr
 
 
 def convolution(layer: Layer, x: Var, name: str, size: int, taps: int, *, bias: bool = False) -> Var:
-    """Apply a causal convolution to `x[tokens, size]`. For each token after which the state is saved, write the last inputs up to it to the
-    state. Each channel has separate taps. `bias` says whether the checkpoint has a bias."""
+    """Apply a causal convolution to `x[tokens, size]`. For each token after which the state is saved, write the last inputs up to this
+    token to the state. Each channel has separate taps. `bias` says whether the checkpoint has a bias."""
     net, batch, (states, index) = layer.step.net, layer.step.batch, layer.state
     held = _held(layer)[INPUTS]
     before = net.reshape(net.call(STATE_READ, held, states.sources, index), _length(states.sources), taps - 1, size)
@@ -40,8 +40,8 @@ def scan(layer: Layer, q: Var, k: Var, v: Var, decay: Var, *beta: Var) -> Var:
 
 
 def activated_heads(layer: Layer, mixed: Var, begin: int, count: int, size: int) -> Var:
-    """Apply SiLU to `count` heads of this size that begin at column `begin`: [tokens, count, size]. Each slice fuses with its SiLU, but
-    would not fuse with one SiLU of all columns."""
+    """Apply SiLU to `count` heads of this size that begin at column `begin`: [tokens, count, size]. The compiler fuses a slice with a SiLU
+    of its own, but would not fuse slices with one SiLU of all columns."""
     net = layer.step.net
     return net.reshape(net.call(SILU, net.slice(mixed, 1, begin, begin + count * size)), layer.step.t, count, size)
 

@@ -25,7 +25,7 @@ CONNECTORS = (
     *("model.connector.", "multi_modal_projector.", "model.multi_modal_projector.", "model.visual.merger.", "visual.merger."),
     "model.embed_vision.",
 )
-PROJECTION = "visual_projection"  # CLIP's projection of images to the space that they share with texts
+PROJECTION = "visual_projection"  # CLIP's projection of images to the space that their vectors share with those of texts
 COLOURS = 3
 
 
@@ -111,7 +111,7 @@ class TowerLayers(ABC):
     followed by the number of places."""
 
     interleaved = False  # whether RoPE rotates adjacent elements of queries and keys as pairs
-    bias = True  # whether matrices have biases; `Vision.qkv_bias` says it for queries, keys and values
+    bias = True  # whether matrices have biases, except those of queries, keys and values: see `Vision.qkv_bias`
 
     def __init__(self, net: Net, vision: Vision, places: Dim, crop_ids: Var, starts: Var) -> None:
         self.net, self.vision, self.names = net, vision, NAMES[vision.tower]
@@ -119,7 +119,7 @@ class TowerLayers(ABC):
         self.encoder, self.connector = (
             next(filter(None, (prefix_of(net.dtypes, prefix) for prefix in known)), known[0]) for known in (ENCODERS, CONNECTORS)
         )
-        # Arithmetic, not reading weights, limits the speed, so weights of fewer bits would only cost precision.
+        # Weights of fewer bits would cost precision and gain nothing, since the speed is limited by arithmetic, not by reading weights.
         self.format = WeightFormat(32 if net.format.bits == 32 else 16)
         self.angles: tuple[Var, Var] | None = None  # RoPE's cosines and sines, [places, pairs]; None: no RoPE
 
@@ -155,7 +155,7 @@ class TowerLayers(ABC):
 
     def probed(self, x: Var) -> Var:
         """Attend to each crop with a learned query (the probe), and apply an MLP to the result: [crops, size]. All places of a crop have
-        this query, so the result of any one of them is taken."""
+        this query and get the same result, so take the result of one place."""
         net, own, name = self.net, self.vision.hidden_size, f"{self.encoder}head."
         heads, size = self.vision.num_heads, own // self.vision.num_heads
         w = net.weight(f"{name}attention.in_proj_weight", 3 * own, own)
@@ -181,7 +181,7 @@ class TowerLayers(ABC):
         return self.net.linear(x, name, in_size, size, bias=self.bias, format=self.format)
 
     def added(self, x: Var, branch: Var, prefix: str, number: int) -> Var:
-        """Add the result of attention (`number` 0) or of the MLP (1) to x, times the checkpoint's scale if it has one."""
+        """Add to `x` the result of attention (`number` 0) or of the MLP (1), times the checkpoint's scale if there is one."""
         if self.names.scales is not None:
             scale = self.net.vector(f"{prefix}{self.names.scales[number]}", self.vision.hidden_size)
             branch = self.net.call(MULTIPLY, branch, scale)

@@ -24,7 +24,7 @@ PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position in a word of each of eig
 
 @dataclass(frozen=True, slots=True)
 class Awq:
-    """The method AWQ: its matrices always have 4 bits."""
+    """The method AWQ: matrices of 4-bit integers."""
 
     @property
     def layout(self) -> Layout:
@@ -64,7 +64,7 @@ def _columns(words: Array) -> Array:
 
 
 def read_awq(fields: Fields) -> tuple[Method, ...]:
-    """Raise ConfigError unless the matrices have 4 bits and the usual order of columns (gemm)."""
+    """Return the method AWQ. Raise ConfigError unless the matrices have 4 bits and the usual order of columns (gemm)."""
     if fields.integer("bits", fields.raw("w_bit", 4)) != 4:
         raise fields.error("bits", "4")
     for name in ("version", "format", "checkpoint_format"):  # names of the field in files of AutoAWQ, transformers 5 and GPTQModel

@@ -1,8 +1,9 @@
-"""bitsandbytes: matrices of 4-bit codes (NF4, FP4) that stand for floats, with a scale per group of values (usually 64) in order.
+"""bitsandbytes: matrices of 4-bit codes (NF4, FP4) that stand for floats, with a scale per group of consecutive values (usually 64). A
+tensor of JSON text beside the codes states the shape of the matrix. Scales may be codes of 8 bits themselves ("double quantisation"): a
+scale is then a float of a table, times a scale of a second level per group of codes (usually 256), plus an offset. The library bitsandbytes
+rounds the product of a float and its scale to the type in which the model computes; relaxserve keeps this product in f32. In a `Form`, the
+floats of NF4 are rounded by at most 3.9e-5 of a scale.
 
-A tensor of JSON beside the codes has the shape of the matrix. Scales may be codes of 8 bits themselves: then they are floats of a table
-times a scale per group of them (usually 256), plus an offset ("double quantisation"). The library rounds a product of float and scale to
-the type in which the model computes; here it stays an f32. As a `Form`, the floats of NF4 are rounded by at most 3.9e-5 of a scale.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _State:
 
     shape: tuple[int, int]
     block: int  # number of values that share a scale
-    nested_block: int  # number of scales that share a scale; 0: scales are floats
+    nested_block: int  # number of scales that share a scale of the second level; 0: scales are floats
     offset: float
 
 
@@ -68,7 +69,7 @@ class Codes:
         return (numbers * np.repeat(self._scales(parts, state), state.block)[: numbers.size]).reshape(state.shape)
 
     def form(self, infos: Infos, read: Read) -> Form | None:
-        """Return None, so that programs read floats, if a group spans two rows, or if its length is no multiple of 8."""
+        """Return None, so that programs read floats, if a group spans two rows, or if the length of groups is no multiple of 8."""
         state = self._state(read(self._state_part))
         length = state.shape[1]
         if length % state.block or not is_even(length, length // state.block):
@@ -77,7 +78,7 @@ class Codes:
 
     def held(self, parts: Parts) -> Parts:
         """Return the codes, and the scales. A code stands for the sum of two integers, in steps (`Split` in compiler/ir/numbers.py); the
-        scales returned here multiply the first integer, which counts `SPLIT_STEP` steps."""
+        returned scales multiply the first integer, whose unit is `SPLIT_STEP` steps."""
         state, rows = self._state(parts[self._state_part]), self._state(parts[self._state_part]).shape[0]
         scales = self._scales(parts, state) * np.float32(SPLIT_STEP / SPLIT[self.kind].steps)
         return {NUMBERS[self.kind]: self._codes(parts).reshape(rows, -1), SCALE: scales.reshape(rows, -1)}
@@ -87,7 +88,7 @@ class Codes:
         return f"weight.quant_state.bitsandbytes__{self.kind}"
 
     def _state(self, stored: Array) -> _State:
-        """Read the bytes of the JSON beside a matrix. Raise DamagedFile if they are too many or malformed."""
+        """Read the bytes of the JSON beside a matrix. Raise DamagedFile if there are too many bytes, or if they are malformed."""
         where = "its quant_state"
         try:
             found = json.loads(stored.tobytes()) if stored.nbytes <= MOST_STATE_BYTES else None
@@ -107,7 +108,7 @@ class Codes:
         return _State((shape[0], shape[1]), block, nested_block, float(offset))
 
     def _codes(self, parts: Parts) -> Array:
-        """Return the codes, two per byte: the one with the even index in the lower four bits. Files have it in the upper ones."""
+        """Return the codes, two per byte. A code with an even index is in the lower four bits; in files, it is in the upper four bits."""
         stored = np.ascontiguousarray(parts[WEIGHT]).reshape(-1).view(np.uint8)
         return stored >> np.uint8(4) | stored << np.uint8(4)
 
@@ -123,8 +124,8 @@ class Codes:
 
 
 def read_bitsandbytes(fields: Fields) -> tuple[Method, ...]:
-    """Read which floats the codes stand for. Raise ConfigError for codes of 8 bits. The other fields say in which type the library
-    computes; here, `--quantize` decides that."""
+    """Return the method for the kind of codes that the fields state. Raise ConfigError for codes of 8 bits and unknown kinds. Skip the
+    fields that say in which type the library computes, since `--quantize` decides this."""
     if fields.flag("load_in_8bit", fields.flag("_load_in_8bit", False)):
         raise fields.error("load_in_8bit", "false: of bitsandbytes, codes of 4 bits (NF4, FP4) are read")
     kind = fields.text("bnb_4bit_quant_type", "fp4").lower()

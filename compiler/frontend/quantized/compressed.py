@@ -38,7 +38,7 @@ FLOATS_OF_FOUR_BITS = {"nvfp4-pack-quantized": NVFP4, "mxfp4-pack-quantized": MX
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Integers of 4 or 8 bits, packed along the input dimension. The stored number is the integer plus half the range of its type (8 or
-    128), so it is not negative."""
+    128), so no stored number is negative."""
 
     bits: int
 
@@ -86,7 +86,7 @@ class Packed:
 
     def held(self, parts: Parts) -> Parts:
         numbers, count = unpack(parts["weight_packed"], self.bits, 1), parts["weight_scale"].shape[1]
-        # programs hold integers of 4 bits as they are stored, 0 to 15, and those of 8 bits as signed bytes
+        # programs read integers of 4 bits as they are stored, 0 to 15, and integers of 8 bits as signed bytes
         subtracted = 0 if self.bits == 4 else 128
         found: dict[str, Array] = {"scale": parts["weight_scale"]}
         if "weight_g_idx" in parts and (order := order_of(parts["weight_g_idx"].astype(np.int64), count, "weight_g_idx")) is not None:
@@ -148,9 +148,9 @@ def _check_scale(infos: Infos, shape: tuple[int, int]) -> int:
 
 
 def read_compressed(fields: Fields) -> tuple[Method, ...]:
-    """Read the schemes of the quantised matrices. Schemes for activations, and for cached keys and values, are ignored, since both are
-    stored in other types here. Raise ConfigError for sparse or transformed matrices, and for schemes that are unknown or cannot be told
-    apart by their tensors."""
+    """Read the schemes of the quantised matrices. Schemes for activations, and for cached keys and values, are ignored, since relaxserve
+    chooses the types of these values itself. Raise ConfigError for sparse or transformed matrices, and for schemes that are unknown or
+    cannot be told apart by their tensors."""
     fields.skip("ignore", "version", "global_compression_ratio", "quantization_status", "sparsity_config", "transform_config")
     fields.skip("kv_cache_scheme")
     for name, inner in (("sparsity_config", "format"), ("transform_config", "config_groups")):
@@ -171,7 +171,7 @@ def read_compressed(fields: Fields) -> tuple[Method, ...]:
 
 
 def _read_scheme(scheme: Fields, kind: str) -> Method:
-    """Return the method of a scheme that has the format `kind`. Raise ConfigError if it is not supported."""
+    """Return the method of a scheme that has the format `kind`. Raise ConfigError if the scheme is not supported."""
     weights = scheme.fields("weights")
     bits, number = weights.integer("num_bits"), weights.text("type")
     if number == "float" and bits == 4 and kind in FLOATS_OF_FOUR_BITS:
@@ -190,6 +190,6 @@ def _read_scheme(scheme: Fields, kind: str) -> Method:
 
 
 def _require_strategy(weights: Fields, *known: str) -> None:
-    """Raise ConfigError if the weights have scales for something else, for example one for a whole matrix of integers."""
+    """Raise ConfigError unless the strategy, which states the part of a matrix that has a scale, is one of `known`."""
     if weights.raw("strategy", known[0]) not in known:
         raise weights.error("strategy", f"{' or '.join(known)}. {OTHER_FILE}")

@@ -24,7 +24,7 @@ class PackedFloats:
     """Matrices of 4-bit floats with their scales. Layouts differ in the names of the tensors, and in whether there is a factor."""
 
     packed: str  # name of the tensor with the floats
-    # The name of the factor of the whole matrix; None: scales are powers of two, without a factor. `divides`: scales are divided by it.
+    # The name of the factor of the whole matrix; None: scales are powers of two, without a factor. If `divides`, the factor divides scales.
     factor: str | None
     divides: bool = False
 
@@ -63,7 +63,7 @@ class PackedFloats:
         return {NUMBERS[Kind.E2M1]: parts[self.packed], SCALE: scales.astype(DType.BF16.numpy) if self.factor is None else scales}
 
     def _halved_scales(self, parts: Parts) -> Floats:
-        """Return half of each scale, which multiplies doubled floats."""
+        """Return half of each scale, because programs multiply scales by the doubles of the floats."""
         if self.factor is None:
             return powers_of(parts["weight_scale"])
         scales, factor = parts["weight_scale"].astype(np.float32), parts[self.factor].astype(np.float32).reshape(())
@@ -84,8 +84,8 @@ MODELOPT: dict[str, tuple[Method, ...]] = {
 
 
 def read_modelopt(fields: Fields) -> tuple[Method, ...]:
-    """Read the format of NVIDIA's Model Optimizer. Raise ConfigError for an unknown one. If formats are mixed, files state which matrices
-    have which format, but the tensors show it, too."""
+    """Read the format of NVIDIA's Model Optimizer. Raise ConfigError for an unknown format. If formats are mixed, the stated format of each
+    matrix is ignored, because the tensors show the format."""
     algorithm = fields.text("quant_algo")
     fields.skip("config_groups", "ignore", "exclude_modules", "producer", "kv_cache_scheme", "kv_cache_quant_algo", "quantized_layers")
     fields.skip("group_size", "activation_scheme", "quant_type")

@@ -23,7 +23,7 @@ NAN = 0x7F  # the bits, without the sign, of a NaN in e4m3
 @dataclass(frozen=True, slots=True)
 class Scaled:
     """Matrices of 8-bit floats and their scales. `block` is the shape [rows, inputs] of the blocks of which each has a scale; None: there
-    are no blocks. A matrix may have a scale per row, or a single one, in either case."""
+    are no blocks. Even if `block` is given, a matrix may have a scale per row or a single scale instead."""
 
     scale: str  # name of the tensor that holds the scales
     block: tuple[int, int] | None = None
@@ -61,8 +61,8 @@ class Scaled:
         return Form(8, self._group(infos[self.scale].shape, rows, columns), scale, kind=Kind.E4M3)
 
     def held(self, parts: Parts) -> Parts:
-        """Return the numbers, and the scales, repeated for all rows of a block. If the last block of a row is shorter than the others, a
-        block becomes several groups. Raise DamagedFile if a number is NaN."""
+        """Return the numbers, and the scales, which are repeated for all rows of a block. If the last block of a row is shorter than other
+        blocks, a block becomes several groups. Raise DamagedFile if a number is NaN."""
         weight, scale = parts["weight"], parts[self.scale]
         rows, columns = weight.shape
         if self._is_of_rows(scale.shape, rows):
@@ -79,7 +79,7 @@ class Scaled:
         return gcd(columns, self.block[1])
 
     def _is_of_rows(self, scales: tuple[int, ...], rows: int) -> bool:
-        """Return whether, with scales of this shape, a row has one scale, of its own or that of the matrix."""
+        """Return whether scales of this shape give each row a single scale: its own, or that of the whole matrix."""
         return len(scales) < 2 or scales in ((1, 1), (rows, 1))
 
     def _numbers(self, weight: Array) -> Array:
@@ -89,7 +89,7 @@ class Scaled:
 
 
 def read_fp8(fields: Fields) -> tuple[Method, ...]:
-    """Read the shape of blocks. Raise ConfigError if experts are stored in another format."""
+    """Return the method with the stated shape of blocks. Raise ConfigError if experts are stored in another format than FP8."""
     fields.skip("activation_scheme", "modules_to_not_convert", "modules_to_convert", "fmt", "scale_fmt")
     fields.require(expert_dtype="fp8")
     return (Scaled("weight_scale_inv", block_of(fields, "weight_block_size")),)
@@ -101,7 +101,7 @@ def read_fbgemm(fields: Fields) -> tuple[Method, ...]:
 
 
 def block_of(fields: Fields, name: str) -> tuple[int, int] | None:
-    """Return the shape of blocks, [rows, inputs], or None if the field is absent. Raise ConfigError if it is malformed."""
+    """Return the shape of blocks, [rows, inputs], or None if the field is absent. Raise ConfigError if the field is malformed."""
     if name not in fields:
         return None
     match fields.raw(name):

@@ -1,8 +1,8 @@
 """GPTQ: integers packed along the inputs, with a scale and a zero point for each group of inputs. `g_idx` has the group of each input.
 
 The tensors of a matrix show its groups, and whether it needs zero points. The configuration's fields `desc_act` and `sym`, which may
-contradict the tensors, are ignored. The field `group_size` counts only in files without `g_idx`, whose last group may be shorter than the
-others.
+contradict the tensors, are ignored. The field `group_size` is used only for matrices without `g_idx`, whose last group may be shorter than
+other groups.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Gptq:
 
     bits: int
     zero_offset: int  # zero point minus the number stored for it
-    sizes: tuple[int, ...] = ()  # numbers of inputs that groups may have, which the configuration states
+    sizes: tuple[int, ...] = ()  # numbers of inputs per group that the configuration states
 
     @property
     def layout(self) -> Layout:
@@ -103,8 +103,8 @@ class Gptq:
         return {**found, "q": halves(numbers) if self.bits == 4 else (numbers - half).astype(np.int8)}
 
     def _group_size(self, inputs: int, groups: int) -> int:
-        """Return the number of inputs of a group, of a matrix without `g_idx`: the stated size that gives this number of groups, or else
-        equal sizes. All sizes from `inputs` on mean a single group. Raise DamagedFile if no size fits, or several."""
+        """Return the number of inputs per group in a matrix without `g_idx`: the size in `sizes` that gives this number of groups, or else
+        the size of equal groups. A size of at least `inputs` means a single group. Raise DamagedFile if no size fits, or if several do."""
         fitting = sorted({size for size in (min(size, inputs) for size in self.sizes) if -(-inputs // size) == groups})
         if len(fitting) > 1:
             raise DamagedFile(
@@ -142,7 +142,7 @@ def read_gptq(fields: Fields) -> tuple[Method, ...]:
 
 def read_auto_round(fields: Fields) -> tuple[Method, ...]:
     """Read the format of AutoRound, which packs matrices as GPTQ or AWQ do. `extra_config` has the settings of some matrices. The packing
-    `auto_round`, which it chooses for matrices with zero points, is that of GPTQ, but stores these points as they are."""
+    `auto_round`, which AutoRound chooses for matrices with zero points, is that of GPTQ, but stores zero points without subtracting 1."""
     packing, several = fields.text("packing_format", _former_packing(fields)), fields.raw("extra_config", {})
     read = ("quant_method", "bits", "packing_format", "extra_config", "data_type", "group_size")
     fields.skip(*(name for name in fields.values if name not in read))
@@ -161,8 +161,8 @@ def read_auto_round(fields: Fields) -> tuple[Method, ...]:
 
 
 def _former_packing(fields: Fields) -> str:
-    """Return the packing of files that state none. Older files state the kernel that multiplies the matrices: `auto_round:exllamav2` for
-    AutoRound's own packing, or `auto_round:gptq:exllamav2`, or `auto_round:awq`."""
+    """Return the packing of files without a `packing_format`. Older files state instead the kernel that multiplies the matrices:
+    `auto_round:exllamav2` for AutoRound's own packing, or `auto_round:gptq:exllamav2`, or `auto_round:awq`."""
     kernel = fields.text("backend", "auto").replace("autoround", "auto_round")
     if "awq" in kernel:
         return "auto_awq"
@@ -180,7 +180,7 @@ def _all_bits(fields: Fields, several: Iterable[object]) -> list[int]:
 
 
 def _all_sizes(fields: Fields, several: Iterable[object]) -> tuple[int, ...]:
-    """Return the sizes of groups that the configuration states for all matrices and for some. -1 and None, which stand for a single group,
+    """Return the sizes of groups that the configuration states, for all matrices or for some. -1 and None, which stand for a single group,
     are left out."""
     found = [fields.raw("group_size", None), *(settings.get("group_size") for settings in several if isinstance(settings, Mapping))]
     return tuple(dict.fromkeys(size for size in found if type(size) is int and size > 0))

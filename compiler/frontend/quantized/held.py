@@ -10,9 +10,9 @@ values that the library of the quantisation method computes from the checkpoint.
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.
 
-A GGUF file stores integers and scales of a matrix in blocks (compiler/ir/blocks.py). Then one tensor holds all of them, as in the file:
-`m.weight.q4_k` has the bytes of each row. The program takes the blocks apart. Blocks that only NumPy takes apart
-(compiler/ir/coded_blocks.py) become parts like those of any other checkpoint.
+A GGUF file stores numbers and scales of a matrix in blocks (compiler/ir/blocks.py). Then one tensor holds the blocks, as in the file:
+`m.weight.q4_k` has the bytes of each row. The program unpacks the blocks. Blocks that only NumPy unpacks (compiler/ir/coded_blocks.py)
+become parts like those of any other checkpoint.
 
 If the inputs of a group are not consecutive in the checkpoint, the columns of `q` are sorted by group, and `m.weight.order` has the input
 of each column. A program then reorders the inputs of the product.
@@ -43,7 +43,7 @@ UNIT = "_unit"  # ending of the part that holds the units of another part
 
 
 class Offset(StrEnum):
-    """The offset of the numbers in a group. It concerns integers; codes and floats have none."""
+    """The offset of the numbers in a group. Only integers have offsets; codes and floats have none."""
 
     NONE = "none"  # no offset: numbers of 8 and of 6 bits are symmetric around 0, those of 4 bits around 8
     ZERO = "zero"  # a zero point per group is subtracted before scaling
@@ -76,7 +76,7 @@ class Form:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of the tensors that hold the matrix: a single one if it consists of blocks."""
+        """The names of the tensors that hold the matrix: a single name if the matrix consists of blocks."""
         if self.blocks:
             return (self.blocks,)
         return (*self.numbers, *self.units, *([ORDER] if self.ordered else []))
@@ -110,11 +110,11 @@ class Form:
 
 
 NO_FORMS: Mapping[str, Form] = {}
-MOST_PER_UNIT = 128  # largest number of groups that share a unit, in forms into which we quantise
+MOST_PER_UNIT = 128  # largest number of groups that share a unit, in forms into which relaxserve quantises
 
 
 class Width(NamedTuple):
-    """A choice among the forms into which we quantise: bits per number, numbers per group, and kind of numbers."""
+    """A choice among the forms into which relaxserve quantises: bits per number, numbers per group, and kind of numbers."""
 
     bits: int
     group: int
@@ -122,7 +122,7 @@ class Width(NamedTuple):
 
 
 def two_level_form(width: Width, length: int) -> Form:
-    """Return the form in which we quantise a matrix whose rows have this length. Integers of 4 bits have shifts."""
+    """Return the form into which relaxserve quantises a matrix whose rows have this length. Integers of 4 bits have shifts."""
     groups = length // width.group
     per_unit = next(count for count in range(min(groups, MOST_PER_UNIT), 0, -1) if groups % count == 0)
     offset = Offset.SHIFT if width.bits == 4 and width.kind is Kind.INT else Offset.NONE
@@ -140,7 +140,7 @@ def halves(numbers: Array) -> NDArray[np.uint8]:
 
 
 class Holding(Protocol):
-    """A source that can return the numbers that encode some of its matrices. `parts` returns those of a matrix that is in `forms`."""
+    """A source that can return the numbers that encode some of its matrices. `parts` returns the numbers of a matrix that is in `forms`."""
 
     @property
     def forms(self) -> Mapping[str, Form]: ...
@@ -156,14 +156,14 @@ class HeldWeights:
 
     def __init__(self, source: HoldingSource) -> None:
         self._source = source
-        self._unread: dict[str, dict[str, Array]] = {}  # parts that were made together with others, by matrix
+        self._unread: dict[str, dict[str, Array]] = {}  # matrix -> its parts that were made, but not read yet
         values = {name: info for name, info in source.tensors.items() if name not in source.forms}
         infos = {name: form.infos(source.tensors[name].shape) for name, form in source.forms.items()}
         integers = {f"{name}.{part}": info for name, parts in infos.items() for part, info in parts.items()}
         self.tensors: Mapping[str, TensorInfo] = {**values, **integers}
 
     def read(self, name: str) -> Tensor:
-        """Return a part of a matrix, or a tensor without a form. All parts of a matrix are made together; those that were not read yet are
+        """Return a part of a matrix, or a tensor without a form. All parts of a matrix are made together; parts that were not read yet are
         kept for the latest MOST_UNREAD matrices."""
         matrix, _, part = name.rpartition(".")
         if matrix not in self._source.forms:

@@ -58,8 +58,8 @@ class Method(Protocol):
         ...
 
     def form(self, infos: Infos, read: Read) -> Form | None:
-        """Return the form in which a program stores the matrix as numbers with scales, or None if it stores the matrix as plain floats.
-        `shape` has checked the parts. Only the forms of bitsandbytes change values, by rounding (bitsandbytes.py)."""
+        """Return the form in which a program stores the matrix as numbers with scales, or None if it stores the matrix as plain floats. The
+        parts were checked by `shape`. Only the forms of bitsandbytes change values, by rounding (bitsandbytes.py)."""
         ...
 
     def held(self, parts: Parts) -> Parts:
@@ -93,8 +93,8 @@ def per_group(scales: Array, length: int) -> Array:
 
 
 def order_of(groups: Array, num_groups: int, part: str) -> Array | None:
-    """Return the inputs sorted by group, or None if they are sorted already. `part` is the name of the tensor that holds the group of each
-    input. Raise DamagedFile if a number is not that of a group."""
+    """Return the indices of inputs sorted by group, or None if inputs are sorted already. `part` is the name of the tensor that holds the
+    group of each input. Raise DamagedFile if a number of a group is out of range."""
     if groups.size and not 0 <= groups.min() <= groups.max() < num_groups:
         raise DamagedFile(f"its {part} names groups {groups.min()} to {groups.max()}, expected 0 to {num_groups - 1}")
     return None if (np.diff(groups) >= 0).all() else np.argsort(groups, kind="stable").astype(np.int32)

@@ -21,7 +21,7 @@ BYTES = 16  # bytes per block
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """Stacked matrices [experts, out, blocks, 16]."""
+    """The method MXFP4: stacked matrices [experts, out, blocks, 16 bytes]."""
 
     @property
     def layout(self) -> Layout:
@@ -40,7 +40,7 @@ class Mxfp4:
         blocks, powers = parts["_blocks"], self.powers(parts)
         experts, outputs, count, _ = blocks.shape
         values = np.empty((experts, outputs, count, 2 * BYTES), np.float32)
-        for expert in range(experts):  # one at a time, so that intermediate arrays stay small
+        for expert in range(experts):  # one expert at a time, so that intermediate arrays stay small
             numbers = PAIRS.take(blocks[expert]).view(np.float32)
             np.multiply(numbers, powers[expert, ..., None], out=values[expert])
         return values.reshape(experts, outputs, -1)

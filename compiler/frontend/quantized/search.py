@@ -3,10 +3,10 @@ that several groups share.
 
     search(x[n, k], importance[k]) -> (q, scale, scale_unit, error) or, with shifts, (q, scale, shift, scale_unit, shift_unit, error)
 
-The results, except for the errors [n, groups], are the parts of a `Form`. `importance` has, for each input, the mean square of what the
-model reads there. The error of a group is the sum of its squared rounding errors, each times the importance of its input and a factor that
-is larger for larger elements (`weighed`). So the sum over a row is about the expected squared error of the product, if inputs are not
-correlated.
+The results, except for the errors [n, groups], are the parts of a `Form`. `importance` has, for each input of the matrix, the mean square
+of the values of this input. The error of a group is the sum of its squared rounding errors, each times the importance of its input and a
+factor that is larger for larger elements (`weighed`). So the sum over a row is about the expected squared error of the product, if inputs
+are not correlated.
 
 A form may also have codes of 4 bits, which stand for the numbers of a table (IQ4), with scales and without shifts. Since the table is not
 symmetric, a scale may be negative.
@@ -42,13 +42,13 @@ from compiler.ops.reduce import MAX, MEAN, MIN, SUM
 
 ENTRY = "search"
 MOST_LEVEL = 127  # the largest scale or shift in units
-STARTS = 20  # number of further scales from which a group's search begins
-MARGIN = 1.0  # the first start spans this many numbers fewer than the range has, and the last one this many more
-TABLE_STARTS = 10  # the same for tables, for each sign of the scale
+STARTS = 20  # number of scales, after the first, from which a group's search begins
+MARGIN = 1.0  # the first start spans this many integers fewer than the range has, and the last start this many more
+TABLE_STARTS = 10  # like STARTS, for each sign of the scale, in forms with a table
 TABLE_SHARES = 0.62, 1.2  # spans of the first and the last start, relative to the mean of the largest numbers of both signs
-NEAR = (-1, 0, 1)  # neighbours of an integer that are compared
-REPEATS = 2  # refinements of the best start
-WHOLE = 1 << 20  # values that one call quantises
+NEAR = (-1, 0, 1)  # offsets of the neighbours of an integer that are compared
+REPEATS = 2  # number of refinements of the best start
+WHOLE = 1 << 20  # maximum number of values that one call quantises
 
 
 def build_search(form: Form, length: int) -> IRModule:
@@ -79,7 +79,7 @@ class _Pair:
 
 @dataclass(slots=True)
 class _Search:
-    """The program under construction, for rows of `length` values. `operands` are the weights and the importance of each."""
+    """The program under construction, for rows of `length` values. `operands` are the weights and the importance of each weight."""
 
     builder: Builder
     form: Form
@@ -145,8 +145,8 @@ class _Search:
         return best
 
     def starts(self, span: Var) -> Iterator[Var]:
-        """Yield the scales from which the search begins. Each is the one before times the same factor, so that all starts run the same
-        kernels."""
+        """Yield the scales from which the search begins. Each scale is the previous scale times a constant factor, so that all starts run
+        the same kernels."""
         if self.has_table:
             middle = float(np.abs(TABLES[self.form.kind][[0, -1]].astype(np.float32)).mean())
             (first, last), count, signs = (middle * share for share in TABLE_SHARES), TABLE_STARTS, (1.0, -1.0)
@@ -162,7 +162,7 @@ class _Search:
                 yield scale
 
     def refined(self, *given: Var) -> _Pair:
-        """Return the scales and shifts that are best, by least squares, for the numbers to which the given ones round."""
+        """Return the scales and shifts that are best, by least squares, for the numbers to which the given scales and shifts round."""
         found = self.call(REFINE_GROUPS, *self.operands, *given, **self.attrs)
         parts = [self.builder.emit(TupleGet(found, i)) for i in range(3 if self.shifted else 2)]
         return _Pair(parts[0], parts[1] if self.shifted else None, parts[-1])
@@ -186,7 +186,7 @@ class _Search:
         return self.call(DIVIDE, values, self.per_group(safe)), units
 
     def per_group(self, units: Var) -> Var:
-        """Repeat units so that each group has one."""
+        """Repeat units so that each group has a unit."""
         groups, each = self.length // self.form.group, self.form.per_unit
         wide = self.call(RESHAPE, units, ShapeValue((Dim.of(self.n), Dim.of(groups // each), Dim.of(1))))
         spread = self.call(BROADCAST_TO, wide, ShapeValue((Dim.of(self.n), Dim.of(groups // each), Dim.of(each))))
@@ -203,7 +203,7 @@ class _Search:
         return self.call(DEQUANTIZE, level, units, bits=8, group=self.form.per_unit)
 
     def nearest(self, steps: Var, units: Var) -> tuple[Var, Var]:
-        """Compare the integers next to each scale, and return the best ones with their errors. There are no shifts."""
+        """For a form without shifts, compare the integers next to each scale, and return the best integers with their errors."""
         found: list[tuple[Var, ...]] = []
         for near in NEAR:
             level = self.level(steps, near, -MOST_LEVEL if self.has_table else 0)
@@ -213,8 +213,8 @@ class _Search:
         return level, error
 
     def nearest_pair(self, best: _Pair, steps: Var, units: Var) -> tuple[Var, Var, Var, Var]:
-        """Compare the integers next to a scale, each with the integers next to the shift that suits it. The shift that suits a scale keeps
-        the mean of the group: if the scale grows and the numbers stay, the shift grows by their mean times the growth."""
+        """For each integer next to a scale, compare the integers next to the shift that suits this scale. This shift keeps the mean of the
+        group: if the scale grows and the numbers stay, the shift grows by the mean of the numbers times the growth of the scale."""
         assert best.shift is not None
         _, shift_units = self.in_units(best.shift)
         x, importance = self.operands

@@ -36,14 +36,14 @@ METHODS: Final[Mapping[str, Callable[[Fields], tuple[Method, ...]]]] = {
     "mxfp4": read_mxfp4,
 }
 FIELDS: Final = ("quantization_config", "compression_config", "quantization")  # fields of a config.json; the last one is that of MLX
-# Ends of the names of scales for queries and for cached keys and values, which are stored in other types here.
+# Ends of the names of scales for queries and for cached keys and values, which are unused: relaxserve chooses the types of these values.
 CACHE_SCALES: Final = tuple(f".{part}_{kind}" for part in "qkv" for kind in ("scale", "zero_point"))
 MODELOPT_FILE = "hf_quant_config.json"  # the file in which older versions of Model Optimizer state what newer ones state in config.json
 
 
 def methods_beside(folder: Path, config: Mapping[str, Any]) -> tuple[Method, ...]:
-    """Return the methods by which the weights in a folder with this config.json are quantised. If it states none, the file of Model
-    Optimizer counts. Raise ConfigError as `methods_of` does."""
+    """Return the methods by which the weights in a folder with this config.json are quantised. If config.json states none, read
+    MODELOPT_FILE. Raise ConfigError as `methods_of` does."""
     if is_there(file := folder / MODELOPT_FILE) and not any(config.get(name) for name in FIELDS):
         stated = Fields(read_json(file), MODELOPT_FILE).raw("quantization", {})
         config = {FIELDS[0]: {**stated, "quant_method": "modelopt"}} if isinstance(stated, Mapping) else {}
@@ -52,7 +52,7 @@ def methods_beside(folder: Path, config: Mapping[str, Any]) -> tuple[Method, ...
 
 def method_named(config: Mapping[str, Any]) -> str:
     """Return, in capitals, the name of the method by which the weights next to this config.json are quantised. For bitsandbytes, return the
-    name of the codes. If config.json names no method, return QUANTISED."""
+    name of the codes (NF4 or FP4) if config.json states it. If config.json names no method, return QUANTISED."""
     stated = next((config[field] for field in FIELDS if isinstance(config.get(field), dict)), {})
     return str(stated.get("bnb_4bit_quant_type", stated.get("quant_method", "quantised"))).upper()
 
@@ -78,8 +78,8 @@ def methods_of(config: Mapping[str, object]) -> tuple[Method, ...]:
 
 
 class QuantizedWeights:
-    """A WeightSource that decodes the quantised tensors of another source. The parts of quantised matrices, scales of the cache and scales
-    of activations are hidden. Raise DamagedFile if the parts of a matrix do not fit together."""
+    """A WeightSource that decodes the quantised tensors of another source. `tensors` omits the parts of quantised matrices, scales of the
+    cache and scales of activations. Raise DamagedFile if the parts of a matrix do not fit together."""
 
     def __init__(self, stored: WeightSource, methods: tuple[Method, ...]) -> None:
         self._stored = stored
@@ -137,7 +137,8 @@ class QuantizedWeights:
         return lambda part: self._stored.read(self._parts[name][part])
 
     def _checked(self, name: str, read: Callable[[Parts], T]) -> T:
-        """Return what `read` makes of the parts of a matrix. Add the matrix's name to the message of a DamagedFile that is raised."""
+        """Call `read` with the parts of a matrix, and return its result. Add the matrix's name to the message of a DamagedFile that is
+        raised."""
         try:
             return read({part: self._stored.read(own) for part, own in self._parts[name].items()})
         except DamagedFile as error:
@@ -146,8 +147,8 @@ class QuantizedWeights:
 
 def _matrices(stored: WeightSource, methods: tuple[Method, ...]) -> dict[str, tuple[Method, Mapping[str, str]]]:
     """Map the name of each quantised matrix to its method, and to the tensors that hold its parts. If there are several methods, a matrix
-    has the first one that its tensors fit; tensors that fit none stay as they are. If there is one method, raise DamagedFile if a part of a
-    matrix is missing."""
+    has the first method that its tensors fit; tensors that fit no method stay as they are. If there is one method, raise DamagedFile if a
+    part of a matrix is missing."""
     found: dict[str, tuple[Method, Mapping[str, str]]] = {}
     tensors = stored.tensors
     for method in methods:
@@ -167,7 +168,7 @@ def _matrices(stored: WeightSource, methods: tuple[Method, ...]) -> dict[str, tu
 
 
 def _fits(method: Method, parts: Mapping[str, str], stored: WeightSource) -> bool:
-    """Return whether these tensors can hold a matrix by this method."""
+    """Return whether these tensors can be the parts of a matrix that this method quantised."""
     if not parts.keys() >= set(method.layout.needed):
         return False
     try:

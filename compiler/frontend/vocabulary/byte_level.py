@@ -1,7 +1,7 @@
 """vocab.json and merges.txt: a vocabulary of byte-level BPE, and the order in which its tokens are merged.
 
-The files do not say how a text is split into words. For most models, the tokenizer's class determines it. Many models name GPT-2's class;
-then the merges show whether digits are split, too, since no merge makes a token that spans two words.
+The files do not say how a text is split into words. For most models, the tokenizer's class determines this. Many models name GPT-2's class;
+then the merges show whether digits are split one by one, since no merge makes a token that spans two words.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Splitting = Callable[[bool], pre_tokenizers.PreTokenizer]  # makes the splitter;
 class Kind:
     """A class of tokenizers."""
 
-    splittings: tuple[Splitting, ...]  # the finest first
+    splittings: tuple[Splitting, ...]  # the finest splitting first
     special_tokens: Mapping[str, str | dict[str, Any]]  # by role, for roles that the files do not state; each a text, or fields of a token
     composes: bool = False  # characters are composed first (NFC)
     is_roberta: bool = False  # puts special tokens around texts and pairs of texts
@@ -54,8 +54,8 @@ KINDS: Mapping[str, Kind] = {
 
 
 def tokenizer_json(vocabulary: bytes, merges: bytes, kind: Kind, stated: Stated) -> bytes:
-    """Return the content of tokenizer.json, made from the contents of vocab.json and merges.txt. Raise ModelError if they are damaged, or
-    do not show how a text is split into words."""
+    """Return the content of tokenizer.json, made from the contents of vocab.json and merges.txt. Raise ModelError if these files are
+    damaged, or do not show how a text is split into words."""
     own = _vocabulary(vocabulary)
     pairs = _merges(merges, own)
     ids, added = stated.place(own, [])
@@ -72,7 +72,7 @@ def tokenizer_json(vocabulary: bytes, merges: bytes, kind: Kind, stated: Stated)
 
 
 def _vocabulary(content: bytes) -> dict[str, int]:
-    """Return the id of each token. Raise DamagedFile if the content is not that, or if ids are repeated or out of range."""
+    """Return the id of each token. Raise DamagedFile if the content is no JSON object of ids, or if ids are repeated or out of range."""
     try:
         found = msgspec.json.decode(content, type=dict[str, int])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -102,7 +102,7 @@ def _merges(content: bytes, ids: Mapping[str, int]) -> list[tuple[str, str]]:
 
 def _splitting(kind: Kind, joined: Sequence[str]) -> Splitting:
     """Return the splitting of a class. If the class has several, return the first that divides none of the tokens `joined` that merges
-    make. Raise ModelError if each divides one."""
+    make. Raise ModelError if each splitting divides one of them."""
     if len(kind.splittings) == 1:
         return kind.splittings[0]
     plain = decoders.ByteLevel()

@@ -28,7 +28,7 @@ class Unreadable(ModelError):
 def tokenizer_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the contents of tokenizer.json and of special_tokens_map.json, by name, made from the other files of a folder. `files` has
     their contents by name; other names than NAMES are ignored. Return an empty mapping if no file holds a vocabulary. Raise Unreadable if
-    files hold one, but not in a known format, or not such that it can be read exactly."""
+    files hold a vocabulary in an unknown format, or one that cannot be converted exactly."""
     whole = ((PIECES,), (VOCABULARY, MERGES), (TEKKEN,))
     found = next((names for names in whole if files.keys() >= {*names}), tuple(name for name in (VOCABULARY, MERGES) if name in files))
     if not found:
@@ -48,8 +48,8 @@ def tokenizer_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _of_pieces(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
-    """Make tokenizer.json from a tokenizer.model of SentencePiece. Return it with what the files state about tokens. Raise ModelError if
-    the class of the tokenizer is another than OF_PIECES, or if a file cannot be read exactly."""
+    """Make tokenizer.json from a tokenizer.model of SentencePiece. Return tokenizer.json, and the tokens that the files state. Raise
+    ModelError if the class of the tokenizer is not in OF_PIECES, or if a file cannot be read exactly."""
     if (name := _class_of(files)) is not None and name not in OF_PIECES:
         raise ModelError(f"tokenizer_class is {name!r}; expected one of {', '.join(sorted(OF_PIECES))}")
     vocabulary = sentencepiece.read(files[PIECES])
@@ -63,8 +63,8 @@ def _of_tekken(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
 
 
 def _of_merges(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
-    """Make tokenizer.json from a vocabulary and its merges. Return it with what the files state about tokens. Raise ModelError if one of
-    the two files is missing, if the class of the tokenizer is unknown, or if a file cannot be read exactly."""
+    """Make tokenizer.json from a vocabulary and its merges. Return tokenizer.json, and the tokens that the files state. Raise ModelError if
+    one of the two files is missing, if the class of the tokenizer is unknown, or if a file cannot be read exactly."""
     if missing := [name for name in (VOCABULARY, MERGES) if name not in files]:
         raise ModelError(f"{missing[0]} is missing")
     name = _class_of(files) or "GPT2Tokenizer"
@@ -92,5 +92,5 @@ def _field(files: Mapping[str, bytes], file: str, name: str) -> Any:
     try:
         value = json.loads(files.get(file, b"{}"))
     except (ValueError, RecursionError):
-        return None  # `stated` and the configuration's reader say what is wrong
+        return None  # `stated` and the reader of the configuration report the error
     return value.get(name) if isinstance(value, dict) else None

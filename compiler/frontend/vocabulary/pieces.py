@@ -18,7 +18,7 @@ PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False}
 
 
 def tokenizer_of_pieces(model: models.Model, *, has_prefix: bool) -> tokenizers.Tokenizer:
-    """Return a tokenizer that writes spaces as the mark SPACE. If it `has_prefix`, it also begins a text with a mark, and decodes tokens
+    """Return a tokenizer that writes spaces as the mark SPACE. If `has_prefix`, it also begins a text with a mark, and decodes tokens
     without the space at their beginning."""
     tokenizer = tokenizers.Tokenizer(model)
     spaces = normalizers.Replace(" ", SPACE)
@@ -30,9 +30,9 @@ def tokenizer_of_pieces(model: models.Model, *, has_prefix: bool) -> tokenizers.
 
 def merges_by_score(ids: Mapping[str, int], kinds: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Derive merges from scores. Sentencepiece merges the two neighbours whose joined piece has the best score. So each way to split a
-    piece into two other pieces would be a merge, but only one of these ways ever happens. As long as the piece's two parts are neighbours,
-    no merge has crossed the bounds of the piece, so its characters were merged as if they stood alone. Gemma has 2.2 ways per piece, and a
-    tokenizer with a merge for each way takes a third longer to build. Raise DamagedFile if the pieces are too long for this."""
+    piece into two other pieces could be a merge, but only one of these ways ever occurs: until the piece is complete, no merge crosses its
+    bounds, so its characters are merged as if they stood alone. Only this way becomes a merge. Gemma has 2.2 ways per piece, and a
+    tokenizer with a merge for each way takes a third longer to build. Raise DamagedFile if deriving the merges would take too long."""
     if (work := sum(len(piece) ** 2 for piece in ids)) > MAX_SPLIT_CHARS:
         raise DamagedFile(f"the pieces are too long: deriving merges would read {work} characters, expected at most {MAX_SPLIT_CHARS}")
     ids = {piece: id for piece, id in ids.items() if kinds[id] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
@@ -46,8 +46,8 @@ def merges_by_score(ids: Mapping[str, int], kinds: Sequence[int], scores: Sequen
 
 def _last_cut(piece: str, ranks: Mapping[str, int]) -> int:
     """Merge the characters of a piece as sentencepiece does, until two parts are left. Return the length of the left part, or 0 if merging
-    ends with more parts or there is only one character. Of several pairs that make one piece, the one with the longest left part is merged
-    first, then the leftmost; sentencepiece merges the leftmost, which is the same for runs of one character."""
+    ends with more parts or there is only one character. Of several pairs that make the same piece, merge the pair with the longest left
+    part, or the leftmost of such pairs. Sentencepiece merges the leftmost pair, with the same result for runs of one character."""
     if len(piece) < 3:
         return len(piece) - 1
     rank_of, never = ranks.get, len(ranks)

@@ -1,5 +1,5 @@
 """Read the wire format of Protocol Buffers: the fields of a message, without a description of the message. All functions raise DamagedFile
-for what violates the format, or is not of the wanted kind."""
+for a message that violates the format, or a value that has another type than the function returns."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def real(value: int | memoryview) -> float:
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
     """Return the integer of variable length at index `at`, of which the lowest 64 bits count, and the index after it. Raise DamagedFile if
-    it does not end within the message or within MOST_VARINT_BYTES."""
+    the integer does not end within the message or within MOST_VARINT_BYTES."""
     value = 0
     for count, byte in enumerate(message[at : at + MOST_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * count

@@ -2,8 +2,8 @@
 
 Each stretch of a text between special tokens becomes the ids that sentencepiece gives it, with three exceptions. If the configuration says
 that the tokenizer is not `legacy`, a text that begins with a space gets no further mark of a space before it. If several ways to split a
-text have scores that differ only by rounding, a model of the kind unigram may take another one than sentencepiece. If such a model has a
-table of characters, some sequences of combining characters are composed differently.
+text have scores that differ only by rounding, the tokenizer of a unigram model may choose another way than sentencepiece. If a unigram
+model has a table of characters, some sequences of combining characters are composed differently.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from compiler.frontend.vocabulary.stated import Stated
 
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL = 1
-# Tokens other than normal and defined pieces have scores this much below all others, so that a text such as "<0x41>" is read as characters.
+# Tokens that are neither normal nor defined pieces have scores at least this much below those of normal pieces.
+# So a text such as "<0x41>" is read as characters.
 NEVER = 1000.0
 TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\n")
 
@@ -78,7 +79,7 @@ def read(content: bytes) -> Vocabulary:
                 _read_training(found, protobuf.content(value))
             case 3:
                 _read_normalization(found, protobuf.content(value))
-            case _:  # self-tests, and how to write decoded texts
+            case _:  # self-tests, and how to write decoded texts: not read
                 pass
     if found.unknown_id not in range(len(found.pieces)) or len(found.ids) != len(found.pieces):
         raise DamagedFile(f"it has {len(found.pieces)} pieces, expected different ones, with one for unknown text")
@@ -108,7 +109,8 @@ def _read_piece(found: Vocabulary, message: memoryview) -> None:
 
 
 def _read_training(found: Vocabulary, message: memoryview) -> None:
-    """Set the fields that depend on how the vocabulary was trained: the kind of model, the ids of special tokens, and where spaces are."""
+    """Set the fields that depend on how the vocabulary was trained: the kind of model, the ids of special tokens, and where marks of spaces
+    are."""
     names = {3: "model", 40: "unknown_id", 41: "begin_id", 42: "end_id", 43: "pad_id"}
     for number, value in protobuf.fields(message):
         if number in names:
@@ -144,7 +146,7 @@ def tokenizer_json(vocabulary: Vocabulary, stated: Stated) -> bytes:
     # Transformers writes the mark of a text's beginning after each special token too, or, if `legacy` is false, only at the beginning.
     everywhere = vocabulary.has_prefix and stated.flag("legacy", True)
     at_first = vocabulary.has_prefix and not everywhere and stated.flag("add_prefix_space", True)
-    # Texts begin with the mark only once, so they are split at defined pieces after they have got the mark.
+    # A text has the mark only at its beginning, so it is split at defined pieces after the mark is added.
     splits_late = is_bpe and vocabulary.has_prefix and USER_DEFINED in vocabulary.kinds
     kinds = [NORMAL if kind == USER_DEFINED and (splits_late or not is_bpe) else kind for kind in vocabulary.kinds]
     ids, added = stated.place(vocabulary.ids, tokens_in_texts(vocabulary.ids, kinds))
@@ -173,7 +175,7 @@ def tokenizer_json(vocabulary: Vocabulary, stated: Stated) -> bytes:
 
 def _normalizer(vocabulary: Vocabulary, *, has_prefix: bool) -> normalizers.Normalizer:
     """Return the steps that change the characters of a text: compose characters, remove spaces at the ends and repeated spaces if the
-    vocabulary says so, and replace other spaces by marks."""
+    vocabulary says so, put a mark first if `has_prefix`, and replace other spaces by marks."""
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(vocabulary.table)] if vocabulary.table else []
     if vocabulary.strips_spaces:
         steps += [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -208,7 +210,7 @@ def _scored(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, floa
 
 
 def _add_ends(tokenizer: tokenizers.Tokenizer, stated: Stated, ids: dict[str, int]) -> None:
-    """Let the tokenizer put the begin token before a text, unless the files say no, and the end token after it only if they say so."""
+    """Let the tokenizer put the begin token before a text unless the files forbid it, and the end token after a text if they request it."""
     begin, end = (
         (text, ids[text]) if stated.flag(flag, default) and (text := stated.role(role)) is not None and text in ids else None
         for flag, default, role in (("add_bos_token", True, "bos_token"), ("add_eos_token", False, "eos_token"))

@@ -27,7 +27,8 @@ class Stated:
     added: Mapping[int, dict[str, Any]]  # tokens that are recognised in a text before it is split into words, by id
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a flag of tokenizer_config.json, or the default if it is absent. Raise DamagedFile if it is neither true nor false."""
+        """Return a flag of tokenizer_config.json, or the default if the flag is absent. Raise DamagedFile if it is neither true nor
+        false."""
         value = self.config.get(name)
         if value is None:
             return default
@@ -36,13 +37,13 @@ class Stated:
         return value
 
     def role(self, name: str) -> str | None:
-        """Return the text of the special token with this role, or None if there is none."""
+        """Return the text of the special token with this role, or None if no token has it."""
         return self.roles[name]["content"] if name in self.roles else None
 
     def place(self, ids: Mapping[str, int], own: list[dict[str, Any]]) -> tuple[dict[str, int], list[dict[str, Any]]]:
-        """Return a vocabulary with the stated tokens, and the tokens that are recognised in a text before it is split into words, in the
-        order of their ids. `own` are such tokens that the vocabulary itself declares. A stated token with an id replaces the token of this
-        id. A special token without an id counts only if the vocabulary has its text."""
+        """Return the vocabulary `ids` with the stated tokens, and the tokens that are recognised in a text before it is split into words,
+        in the order of their ids. `own` are tokens recognised in this way that the vocabulary itself declares. A stated token with an id
+        replaces the token of this id. A special token without an id is used only if the vocabulary has its text."""
         texts = {id: text for text, id in ids.items()} | {id: token["content"] for id, token in self.added.items()}
         placed = {text: id for id, text in texts.items()} | {token["content"]: id for id, token in self.added.items()}
         special = [token for token in (*self.roles.values(), *self.further) if token["content"] in placed]
@@ -69,8 +70,8 @@ def stated(files: Mapping[str, bytes], defaults: Mapping[str, str | dict[str, An
 
 
 def _added(config: Mapping[str, Any], file: Mapping[str, Any], are_special: set[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the ids and fields of added tokens: those in tokenizer_config.json, or, if it has none, those in added_tokens.json. The latter
-    states no fields: of its tokens, those in `are_special` are special."""
+    """Yield the ids and fields of added tokens: those in tokenizer_config.json, or, if it has none, those in added_tokens.json. This file
+    states no fields: its tokens are special if their texts are in `are_special`."""
     decoder = config.get("added_tokens_decoder")
     if isinstance(decoder, dict):
         for key, value in decoder.items():
@@ -87,8 +88,8 @@ def _id(value: object, file: str) -> int:
 
 
 def _token(value: object, where: str, *, special: bool) -> dict[str, Any]:
-    """Return the fields of a token, which is stated as a text or with its fields. With `special`, it is special whatever they say. Raise
-    DamagedFile if it is malformed."""
+    """Return the fields of a token, which is stated as a text or with its fields. If `special` is true, the token is special whatever its
+    fields say. Raise DamagedFile if the statement is malformed."""
     fields: Mapping[str, Any] = value if isinstance(value, dict) else {"content": value}
     content = fields.get("content")
     if not isinstance(content, str) or not content:

@@ -49,7 +49,7 @@ class _File(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The content of a tekken.json, without tokens beyond the size that it states."""
+    """The content of a tekken.json, without tokens beyond the vocabulary size that the file states."""
 
     pattern: str  # expression that matches a word
     special: Mapping[str, int]  # ids of special tokens
