@@ -1,8 +1,8 @@
 """Bind a checkpoint's tensors as the weights of a session, after the preparations of the program have run.
 
-If the caller names a file, prepared weights are kept in it: the next start maps the file and computes nothing. This module verifies only
-the header of the file, because verifying the weights would read every byte before the first token. The weights are verified while the model
-serves (deploy/verification.py), or before it serves if the last process that used the file crashed (deploy/use.py).
+If the caller names a file, the prepared weights are written to it. The next start maps the file and runs no preparation. This module
+verifies only the header of the file, because verifying the weights would read every byte before the first token. The weights are verified
+while the model serves (deploy/verification.py), or before it serves if the last process that used the file crashed (deploy/use.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def bind_weights(
     progress: Progress = lambda _: None,
 ) -> dict[str, Array | Tensor]:
     """Bind all weights of an entry point, and return them by name. The caller has checked that the source has all of them
-    (`require_weights` of the front end). `kept_in` is the file for prepared weights; None: they are not kept."""
+    (`require_weights` of the front end). `kept_in` is the file for prepared weights; None: prepared weights are not written to a file."""
     return bind_ranks(session, executable, entry, [source], [kept_in], progress)
 
 
@@ -59,8 +59,9 @@ def bind_ranks(
     synced: bool = True,
 ) -> dict[str, Array | Tensor]:
     """Bind all weights of an entry point on each rank of the session's device, and return them by name. Each rank has a source of its own,
-    and a file of its own for prepared weights (None: they are not kept). With `synced=False`, this function does not wait until new files
-    are on the disk, so the caller must have marked the files as in use (deploy/use.py)."""
+    and a file of its own for prepared weights (None: prepared weights are not written to a file). With `synced=False`, this function does
+    not wait until new files are on the disk. So the caller must have marked the files as in use (deploy/use.py): after a crash, the next
+    process verifies such files."""
     device, found = session.device, list[dict[str, Array | Tensor]]()
     for number, (rank, source, path) in enumerate(zip(device.ranks, sources, kept_in, strict=True)):
 
@@ -89,11 +90,11 @@ def _weights_on(
     synced: bool,
 ) -> dict[str, Array | Tensor]:
     """Return all weights of an entry point by name. Weights without a preparation are arrays of the source. Prepared weights are tensors of
-    the device, or arrays of the mapped file if kernels read host arrays as fast."""
+    the device, or arrays of the mapped file if kernels read host arrays as fast as device memory."""
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     num_plain = len(step.weights) - step.num_prepared
     plain, computed = step.weights[:num_plain], step.weights[num_plain:]
-    # Without a kept file, check that all matrices are finite. With one, skip the check: it would read every value before the first token.
+    # If there is a file of prepared weights, skip the check that all matrices are finite: it would read every value before the first token.
     if kept_in is None or not kept_in.exists():
         source = Checked(source)
     bound: dict[str, Array | Tensor] = {p.name: _row_major(source.read(p.name)) for p in plain}
@@ -108,16 +109,16 @@ def _on(device: Device, weight: Array | Tensor) -> Tensor:
 
 
 class Rebinding:
-    """Binds the weights of an entry point several times. Only what depends on the tensors that changed is prepared again."""
+    """Binds the weights of an entry point several times, and repeats only the preparations that read a changed tensor."""
 
     def __init__(self, session: Session, executable: Executable, entry: str) -> None:
         self._session, self._executable, self._entry = session, executable, entry
         self._plain: dict[str, Array] = {}
-        self._prepared: dict[str, Sequence[Array]] = {}  # results of each preparation, by its name
+        self._prepared: dict[str, Sequence[Array]] = {}  # name of a preparation -> its results
 
     def bind(self, source: WeightSource, changed: Container[str] | None = None) -> None:
-        """Bind the tensors of a source. `changed` names those that differ from the source of the last call; None: all. The first call must
-        pass None."""
+        """Bind the tensors of a source. `changed` has the names of the tensors that differ from those of the last call's source; None: all
+        tensors may differ. The first call must pass None."""
         step, preparations = self._executable.meta.functions[self._entry], self._executable.preparations(self._entry)
         num_plain = len(step.weights) - step.num_prepared
         plain, computed = ([p.name for p in params] for params in (step.weights[:num_plain], step.weights[num_plain:]))
@@ -131,8 +132,8 @@ class Rebinding:
 
 
 def bind_values(session: Session, executable: Executable, entry: str, weights: Mapping[str, Any]) -> None:
-    """Bind values that the caller has in memory, of any type, as weights of an entry point. `weights` has the values by name, before any
-    preparation; the preparations run here."""
+    """Bind arrays or tensors of the caller as weights of an entry point. `weights` has them by name, before any preparation; this function
+    runs the preparations."""
     wanted = [p.name for p in executable.meta.functions[entry].weights]
     with _preparing(session, executable) as host:
         made = [v for f in executable.preparations(entry) for v in host.call(f.name, *(weights[p.name] for p in f.params))]
@@ -201,14 +202,14 @@ def _prepared(
                     for name, value in group:
                         put(name, host.download(value).reshape(-1).view(np.uint8).data)
             return _resident(device, _mapped(kept_in, computed))
-        except OSError as error:  # a full or read-only disk; if a file of the checkpoint fails, it fails again below
+        except OSError as error:  # the disk is full or read-only; an error of reading the checkpoint is raised again below
             log.warning("packed weights cannot be stored as %s: %s; they stay in memory", kept_in, error.strerror or error)
     return _side_by_side(device, made(), sum(align(_num_bytes(p)) for p in computed))
 
 
 def _side_by_side(device: Device, made: Iterable[Group], num_bytes: int) -> Mapping[str, Tensor]:
-    """Copy all arrays to one block of the device's memory, and return them by name. The block is large enough for huge pages even if a
-    single array is not."""
+    """Copy all arrays to one block of the device's memory, and return them by name. The block can use huge pages of memory even if a single
+    array is too small for them."""
     block, begin, arrays = device.allocate(num_bytes), 0, dict[str, Tensor]()
     for group in made:
         for name, value in group:
@@ -235,7 +236,7 @@ def _counted(made: Iterable[Group], num_bytes: int, progress: Progress) -> Gener
 
 
 def _results(host: Session, preparations: Sequence[VMFunction], source: WeightSource) -> Generator[tuple[Tensor, ...]]:
-    """Yield the results of one preparation after another. They are valid until the next ones are requested. So memory holds the results of
+    """Yield the results of one preparation after another. Results are valid until the next ones are requested. So memory has the results of
     only one preparation at a time, and only those tensors of the source that this preparation reads."""
     for prepare in preparations:
         yield host.call(prepare.name, *(_row_major(source.read(p.name)) for p in prepare.params), views=True)
@@ -244,7 +245,7 @@ def _results(host: Session, preparations: Sequence[VMFunction], source: WeightSo
 
 
 def _row_major(array: Any) -> Array:
-    """Return the array in row-major order. An array without axes stays one; `numpy.ascontiguousarray` would add an axis."""
+    """Return the array in row-major order. A scalar array keeps its shape `()`; `numpy.ascontiguousarray` would add an axis."""
     return np.asarray(array, order="C")
 
 

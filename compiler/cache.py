@@ -1,15 +1,15 @@
 """A cache of executables on disk. The key of an executable is a digest of what it was compiled from.
 
 Entries with the same key (signature.py) differ only in the declared ranges of their variables. A look-up hits if the ranges of an entry
-cover the requested ones: an executable that was planned for 4096 tokens serves 2048 as well. If several entries cover them, the look-up
-takes the one whose upper bounds have the smallest sum. It narrows the checks of the executable to the requested ranges. This module knows
-nothing about programs, so a server can manage the folder without a compiler.
+cover the requested ones: an executable that was planned for 4096 tokens serves 2048 as well. If several entries cover the requested ranges,
+the look-up chooses the entry whose upper bounds have the smallest sum, and narrows the checks of its executable to the requested ranges.
+This module imports no part of the compiler except `report`, so a process can manage the folder without loading the compiler.
 
-Executables are machine code, so each is sealed together with its ranges (runtime/sealed.py), and nothing of it is used before the seal is
-verified.
+Executables are machine code. So each has a seal, which covers its ranges too and which only the holder of the folder's key can make
+(runtime/sealed.py). No part of an executable is used before its seal is verified.
 
-A small JSON file next to each executable, its sidecar, states the ranges, so that a look-up need not open every executable. The checks of
-the executable itself take precedence: if its sidecar states other ranges, the entry is damaged.
+A small JSON file next to each executable, its sidecar, states the ranges, so that a look-up need not open every executable. If the sidecar
+states other ranges than those that the executable checks, the entry counts as damaged.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Range(msgspec.Struct, frozen=True):
     multiple_of: Annotated[int, Meta(ge=1)]
 
     def covers(self, other: Range) -> bool:
-        """Return whether an executable for this range also serves the other range: the other bounds are within these, and the other
-        `multiple_of` is a multiple of this one. An upper bound that is an expression covers only the same expression, and only that covers
-        it, because an executable checks only the expressions that it was compiled with."""
+        """Return whether an executable for this range also serves the other range: the bounds of `other` are within the bounds of this
+        range, and its `multiple_of` is a multiple of this range's. An upper bound that is an expression covers only an equal expression,
+        and only an equal expression covers it, because an executable checks only the expressions with which it was compiled."""
         above = self.upper == other.upper or (self.upper is None and isinstance(other.upper, int))
         if isinstance(self.upper, int) and isinstance(other.upper, int):
             above = other.upper <= self.upper
@@ -66,10 +66,10 @@ class Range(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The key of an executable (signature.py), and the ranges that a caller requests of it."""
+    """The key of an executable (signature.py), and the ranges that a caller requests."""
 
     digest: str
-    program: str  # digest of everything in the key but the target, so it is equal on all machines
+    program: str  # digest of everything in the key except the target, so it is equal for all targets
     ranges: dict[str, dict[str, Range]]  # graph function -> canonical name of the variable ("n0", "n1", ...) -> range
 
 
@@ -84,7 +84,7 @@ class Entry:
     key: str
     ranges: dict[str, dict[str, Range]]
     num_bytes: int
-    used_s: float  # time of the last use, in seconds since 1970: when the file was written or a look-up last found it
+    used_s: float  # time of the last use, in seconds since 1970: when the file was written, or when a look-up last found it
 
     def covers(self, key: Key) -> bool:
         """Return whether the entry has the functions and the variables of the key, and all its ranges cover those of the key."""
@@ -95,8 +95,8 @@ class Entry:
 
     @property
     def breadth(self) -> float:
-        """The sum of the upper bounds of all ranges, infinite if a range is unbounded or its bound is an expression. `find` prefers the
-        entry with the smallest sum."""
+        """The sum of the upper bounds of all ranges; infinite if a range is unbounded, or if its upper bound is an expression. `find`
+        prefers the entry with the smallest sum."""
         uppers = [r.upper for ranges in self.ranges.values() for r in ranges.values()]
         return sum(u if isinstance(u, int) else float("inf") for u in uppers)
 
@@ -109,9 +109,10 @@ class Cache:
 
     def find(self, key: Key) -> Executable | None:
         """Return an executable that covers the key, with its checks narrowed to the ranges of the key. Return None if there is none, or if
-        the key of the seals cannot be read. An executable that is damaged, or has another seal or format, counts as absent, and is removed
-        so that it is built again. An entry is only skipped if its executable or its sidecar cannot be read. Raise UnsafeCache if another
-        user can write to the folder, or can read or change the key of the seals."""
+        the key of the seals cannot be read. An executable that is damaged, is sealed with another key or has another format counts as
+        absent, and is removed so that it is built again. An entry is skipped but not removed if its executable cannot be read, or if its
+        sidecar is malformed or cannot be read. Raise UnsafeCache if another user can write to the folder, or can read or change the key of
+        the seals."""
         require_private(self.folder)
         found = sorted((e for e in self.entries(key.digest) if e.covers(key)), key=lambda e: e.breadth)
         try:
@@ -148,8 +149,8 @@ class Cache:
         try:
             with replacing(path.with_suffix(".json"), synced=False) as file:
                 file.write(ranges)
-        except OSError:  # for example a full disk, whose room an executable without ranges would only take
-            if not path.with_suffix(".json").exists():  # an older one, perhaps of another process, states the same ranges
+        except OSError:  # for example, the disk is full; an executable without a sidecar would take room and never be found
+            if not path.with_suffix(".json").exists():  # a sidecar that exists, perhaps from another process, states the same ranges
                 path.unlink(missing_ok=True)
             raise
         return path
@@ -170,21 +171,21 @@ class Cache:
         return [path for path in sorted(self.folder.glob(f"{digest}*{SUFFIX}")) if path.is_file()]
 
     def verify(self, path: Path) -> None:
-        """Read one executable and its sidecar completely. Raise a RuntimeFault or an OSError if one of them is damaged, cannot be read or
-        has another seal."""
+        """Read one executable and its sidecar completely. Raise a RuntimeFault or an OSError if one of them is damaged or cannot be read,
+        or if the executable is sealed with another key."""
         load(_entry(path), key_of(self.folder))
 
     def export(self, archive: Path, entries: Iterable[Entry]) -> None:
-        """Write the entries to one file, which another machine of the same kind can import if it has the same key of seals. An older file
-        is replaced when the new one is complete. Something else, such as a device, or a file in a folder that takes no new file, is
-        written over. Raise CacheError if the file cannot be written."""
-        place = Path(os.path.realpath(archive))  # a link stays one; Path.resolve would raise RuntimeError for a link to itself
+        """Write the entries to one file, which another machine of the same kind can import if it has the same key of seals. A file that
+        exists under this name is replaced when the new one is complete. It is overwritten in place if it is something else than a regular
+        file, such as a device, or if no file can be created in its folder. Raise CacheError if the file cannot be written."""
+        place = Path(os.path.realpath(archive))  # keeps a link, and writes its target; Path.resolve raises RuntimeError for a circular link
         is_written_over = place.exists() and not (place.is_file() and os.access(place.parent, os.W_OK | os.X_OK))
         try:
             remove_abandoned(place)
             with (
                 place.open("wb") if is_written_over else replacing(place, ORDINARY, synced=False) as file,
-                tarfile.open(fileobj=file, mode="w", dereference=True) as tar,  # without links: the import refuses them
+                tarfile.open(fileobj=file, mode="w", dereference=True) as tar,  # stores files in place of links, which the import refuses
             ):
                 for entry in entries:
                     for path in (entry.path, entry.path.with_suffix(".json")):
@@ -193,10 +194,10 @@ class Cache:
             raise CacheError(f"{archive} cannot be written: {error.strerror}; name a file in a writable folder with free space") from None
 
     def load_archive(self, archive: Path) -> list[Entry]:
-        """Import the entries that `export` wrote, and return them. All are verified before any is imported. An entry of the folder with
-        the same name is replaced. The seals must be those of this folder's key, because an archive is code too. Raise CacheError if an
-        entry is damaged, has no sidecar, is sealed with another key or has another format, or if the archive cannot be read or holds other
-        files."""
+        """Import the entries that `export` wrote, and return them. All entries are verified before any is imported. An entry of the folder
+        with the same name is replaced. Entries must be sealed with the key of this folder, because they are machine code. Raise CacheError
+        if an entry is damaged, has no sidecar, is sealed with another key or has another format, or if the archive cannot be read or has
+        other files."""
         try:
             return self._taken(archive)
         except OSError as error:
@@ -215,12 +216,12 @@ class Cache:
                     for member in tar:
                         path = Path(member.name)
                         is_entry = path.suffix in (SUFFIX, ".json") and _NAME.fullmatch(member.name.removesuffix(path.suffix))
-                        content = tar.extractfile(member) if member.isreg() and is_entry else None  # a link may lead nowhere
+                        content = tar.extractfile(member) if member.isreg() and is_entry else None  # a link may lack its target
                         if content is None:
                             raise CacheError(f"{archive} holds {member.name!r}; expected only files that `cache export` writes")
                         (arrived.folder / path).touch(mode=0o600)
                         (arrived.folder / path).write_bytes(content.read())
-            except (tarfile.TarError, OverflowError, MemoryError) as error:  # the last two: a damaged size
+            except (tarfile.TarError, OverflowError, MemoryError) as error:  # OverflowError, MemoryError: a size in the archive is damaged
                 cause = str(error) or "a size in it is damaged"
                 raise CacheError(f"{archive} is not an archive of cache entries ({cause}); write one with `cache export`") from None
             paths, seals = arrived.paths(), key_of(self.folder)
@@ -247,13 +248,13 @@ class Cache:
         entry.path.with_suffix(".json").unlink(missing_ok=True)
 
 
-# --- ranges, of the sidecar and of the executable ------------------------------------------------------------------------
+# --- ranges of sidecars and executables ----------------------------------------------------------------------------------
 
 
 def load(entry: Entry, key: bytes) -> Executable:
-    """Load the executable of an entry. Raise DamagedFile unless it is whole, has the seal of `key`, and checks the ranges that the sidecar
-    states. An upper bound that is an expression is not compared; the seal includes the sidecar's text of it. Raise IncompatibleExecutable
-    if it has another format."""
+    """Load the executable of an entry. Raise DamagedFile unless the file is whole, is sealed with `key`, and checks the ranges that the
+    sidecar states. An upper bound that is an expression is not compared, but the seal covers its text in the sidecar. Raise
+    IncompatibleExecutable if the file has another format."""
     executable = Executable.load(entry.path, msgspec.json.encode(entry.ranges).decode(), key)
     for name, ranges in entry.ranges.items():
         function = executable.meta.functions.get(name)
@@ -270,7 +271,7 @@ def load(entry: Entry, key: bytes) -> Executable:
 
 
 def narrowed(executable: Executable, ranges: dict[str, dict[str, Range]]) -> Executable:
-    """Return the executable with the same code, and with checks of these ranges. The executable's own ranges must cover them."""
+    """Return the executable with its checks narrowed to these ranges. The ranges of the executable must cover them."""
     functions = dict(executable.meta.functions)
     for name, asked in ranges.items():
         functions[name] = _narrowed(functions[name], list(asked.values()))
@@ -292,8 +293,8 @@ def _bound(function: VMFunction, slot: int) -> Bound:
 
 
 def _states(range_: Range, bound: Bound) -> bool:
-    """Return whether the sidecar's range equals the bound that the executable checks. An upper bound that is an expression is not compared:
-    the executable has only the slot of its value."""
+    """Return whether the sidecar's range equals the bound that the executable checks. An upper bound that is an expression is not compared,
+    because the executable stores only the slot (in the shape heap) of the expression's value."""
     same_upper = isinstance(bound.upper, Slot) if isinstance(range_.upper, str) else bound.upper == range_.upper
     return same_upper and (bound.lower, bound.multiple_of) == (range_.lower, range_.multiple_of)
 

@@ -1,11 +1,11 @@
 """Compile a module, level by level:
 
-    .ir      the program as the front end writes it. `plan` runs the passes on it
-    .loops   scheduled loop nests in planned memory. `build` turns them into kernels and instructions
+    .ir      the program as the front end writes it. `plan` runs the passes on the program
+    .loops   scheduled loop nests in planned memory. `build` turns the nests into kernels, and the program into bytecode
     .ll      LLVM IR
     .s       assembly
 
-`Options.texts` keeps the text of each level in the executable. The switches of `runtime.flags` show the levels during compilation.
+With `Options.texts`, the executable contains the text of each level. The switches of `runtime.flags` print the levels during compilation.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class Options:
     """The target of a compilation, and how to compile."""
 
     target: Target = field(default_factory=host)
-    instruments: tuple[Instrument, ...] = ()  # instruments besides those that the switches of runtime.flags ask for
+    instruments: tuple[Instrument, ...] = ()  # observers of passes, in addition to those that the switches of runtime.flags select
     texts: bool = False  # keep the text of each level in the executable
     progress: Progress = lambda _: None
     # The folder of machine code from earlier compilations, to which this compilation adds its own. None: nothing is reused or kept.
     kept: KeptCode | None = None
-    symbols: str = ""  # prefix of the names of all functions of the object
-    num_helpers: int = 0  # processes beside this one that compile kernels for a CPU; other back ends start none
+    symbols: str = ""  # prefix of the names of all functions in the object code
+    num_helpers: int = 0  # number of other processes that help to compile kernels for a CPU; for other targets, none are started
 
 
 @contextmanager
 def _collector_paused() -> Generator[None]:
-    """Pause the garbage collector. Programs contain no reference cycles, so it would traverse every layer repeatedly and find nothing."""
+    """Pause the garbage collector, which would traverse every layer repeatedly and find no garbage: programs have no reference cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -72,7 +72,7 @@ def _collector_paused() -> Generator[None]:
 @_collector_paused()
 def compile_module(module: IRModule, options: Options | None = None) -> Executable:
     """Compile a module to an executable. If weights need preparations, and the target does not prepare weights itself or cannot run here,
-    the executable contains a second one, `preparing`, which prepares them on this machine."""
+    the executable contains a second executable, `preparing`, which prepares the weights on this machine."""
     options = options or Options()
     started = time.perf_counter()
     planned = plan(module, options)
@@ -100,8 +100,9 @@ class Planned:
 
 
 def plan(module: IRModule, options: Options) -> Planned:
-    """Run the passes of the target's back end on a module. With `options.kept`, look up the kept machine code of each nest before it is
-    scheduled, if the back end keeps kernels and nobody reads their texts."""
+    """Run the passes of the target's back end on a module. With `options.kept`, look up machine code from earlier compilations for each
+    loop nest before it is scheduled, if the back end compiles kernels one by one (`keeps_kernels`) and the texts of kernels are not
+    wanted."""
     backend = backend_of(options.target)
     with watched() as instruments:
         passes = backend.pipeline(options.target, (*options.instruments, *instruments))
@@ -119,7 +120,8 @@ def plan(module: IRModule, options: Options) -> Planned:
 
 @contextmanager
 def watched() -> Generator[tuple[Instrument, ...]]:
-    """Yield the instruments of a pipeline that RELAXSERVE_DEBUG, _DUMP and _VERIFY ask for. At the end, say how long each pass took."""
+    """Yield the instruments of a pipeline that RELAXSERVE_DEBUG, RELAXSERVE_DUMP and RELAXSERVE_VERIFY select. At the end, print how long
+    each pass took, if RELAXSERVE_DEBUG is at least 2."""
     timing = Timing()
     yield (*_switched_on(), timing)
     for name, seconds in timing.seconds.items():
@@ -127,7 +129,7 @@ def watched() -> Generator[tuple[Instrument, ...]]:
 
 
 def signatures_of(module: IRModule, planned: Planned) -> dict[str, Signature]:
-    """Return the signatures of a module's functions, of which `planned` is the plan."""
+    """Return the signatures of a module's functions. `planned` is the result of `plan` for the module."""
     return {
         name: Signature(signature(module, name), all_vars(func), planned.num_prepared[name])
         for name, func in module.graph_functions.items()
@@ -135,8 +137,8 @@ def signatures_of(module: IRModule, planned: Planned) -> dict[str, Signature]:
 
 
 def build(planned: IRModule, options: Options, signatures: dict[str, Signature]) -> Executable:
-    """Emit the code and the instructions of a module after all passes, and link them. With `options.kept`, keep the machine code of the
-    kernels that were compiled here, if the back end keeps kernels."""
+    """Emit the machine code and the bytecode of a module on which all passes have run, and link the machine code. With `options.kept`,
+    write the machine code of newly compiled kernels to this folder, if the back end compiles kernels one by one (`keeps_kernels`)."""
     target, backend, kept = options.target, backend_of(options.target), options.kept
     started = time.perf_counter()
     kernels: dict[str, KernelCode] = {}
@@ -163,15 +165,15 @@ def build(planned: IRModule, options: Options, signatures: dict[str, Signature])
 
 
 def _kernel(name: str, prim: PrimFunc, options: Options) -> KernelCode:
-    """Return the kept code of a kernel, or emit the kernel if there is none."""
+    """Return the code of a kernel that an earlier compilation kept, or emit the kernel if there is none."""
     key, symbol = prim.attrs.get(KEPT), options.symbols + name
     found = options.kept.recall(key) if options.kept is not None and key is not None else None
     return backend_of(options.target).emit(symbol, prim, options.target) if found is None else found.named(symbol)
 
 
 def _keep(kept: KeptCode, planned: IRModule, kernels: Mapping[str, KernelCode], objects: Mapping[str, bytes]) -> None:
-    """Keep the machine code of the kernels that were emitted here, and count emitted and reused kernels. A kernel whose function has no key
-    (`KEPT`) is not kept. Functions have no keys if the pass RecallKernels did not run."""
+    """Keep the machine code of the kernels that this compilation emitted, and count emitted and reused kernels. A kernel whose function has
+    no key (`KEPT`) is not kept. Functions have no keys if the pass RecallKernels did not run."""
     for name, prim in planned.prim_functions.items():
         key, code = prim.attrs.get(KEPT), kernels[name]
         if key is not None and not code.object:
@@ -181,7 +183,7 @@ def _keep(kept: KeptCode, planned: IRModule, kernels: Mapping[str, KernelCode], 
 
 
 def _wants_texts(options: Options) -> bool:
-    """Return whether somebody reads the loop nests or the LLVM IR of kernels, which kept kernels do not have."""
+    """Return whether options or switches request the loop nests or the LLVM IR of kernels. Kernels from `options.kept` have neither."""
     switches = flags.current()
     return options.texts or switches.verify or switches.debug >= 3 or switches.dump is not None
 
@@ -191,7 +193,7 @@ def _texts(planned: IRModule, code: LinkedCode) -> dict[str, str]:
 
 
 def _switched_on() -> tuple[Instrument, ...]:
-    """Return the instruments that RELAXSERVE_DEBUG, _DUMP and _VERIFY ask for."""
+    """Return the instruments that RELAXSERVE_DEBUG, RELAXSERVE_DUMP and RELAXSERVE_VERIFY select."""
     switches = flags.current()
     made: list[Instrument] = []
     if switches.verify:
@@ -206,7 +208,8 @@ def _switched_on() -> tuple[Instrument, ...]:
 
 
 def _show_code(planned: IRModule, code: LinkedCode) -> None:
-    """Show the LLVM IR and the assembly, and write them and the loop nests to files, as far as RELAXSERVE_DEBUG and _DUMP ask for it."""
+    """Print the LLVM IR and the assembly if RELAXSERVE_DEBUG is at least 4. If RELAXSERVE_DUMP names a folder, write them and the loop
+    nests to files in it."""
     switches = flags.current()
     if switches.debug < 4 and switches.dump is None:
         return

@@ -1,11 +1,11 @@
 """Name the numeric class of a program on a target. On all targets where a program has the same class, it computes the same bits from the
 same weights.
 
-portable      products of integers, and products of f32 in one order of summation, on machines that multiply and add with one rounding
-unfused       the same products where a multiply-add rounds twice: WebAssembly without relaxed SIMD
-bf16          products may round rows to bf16, which instructions of AMD's CPUs then multiply
-amx           the same on Intel's matrix unit; products of integers form other groups there, too
-sm_90a, ...   products on a GPU's tensor cores
+portable      products multiply integers, or sum f32 in one fixed order, on machines that multiply and add with one rounding.
+unfused       As `portable`, but a multiply-add rounds twice: on WebAssembly without relaxed SIMD.
+bf16          Some products round rows to bf16, and instructions of AMD's CPUs for bf16 multiply these rows.
+amx           As `bf16`, but on AMX, Intel's matrix unit, where products of integers also divide their sums into other groups.
+sm_90a, ...   A generation of GPUs: their tensor cores compute the products.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class KeyParts(msgspec.Struct, frozen=True):
     params: tuple[tuple[str, ...], ...] = ()
 
 
-# The modules of the runtime on whose constants and tables compiled programs rely, such as the size of a page and the sampler's columns.
+# The modules of the runtime on whose constants compiled programs rely, such as the size of a page and the columns of sampling parameters.
 SHARED: Final = ("cache_groups.py", "executable.py", "library.py", "sampling.py")
 
 
@@ -50,7 +50,7 @@ def compiler_version() -> str:
 
 
 def key_of(module: IRModule, target: str) -> Key:
-    """Return the key of a module's executable for a target. `target` is the target's own key (`Target.key`)."""
+    """Return the key of a module's executable for a target. `target` is the text `Target.key` of the target."""
     functions = sorted(module.graph_functions.items())
     params = tuple(tuple(p.name for p in func.params) for _, func in functions)
     parts = KeyParts(structural_hash(module, ranges=False), target, compiler_version(), params)
@@ -69,8 +69,8 @@ def signature_vars(func: Function) -> tuple[DimVar, ...]:
 
 
 def all_vars(func: Function) -> tuple[DimVar, ...]:
-    """Return the variables of the signature, and after them those that the body uses or defines in a match_cast. Planning uses the ranges
-    of all of them. Their canonical names continue the count of the signature."""
+    """Return the variables of the signature, and after them further variables that the body uses or that its match_casts define. Planning
+    uses the ranges of all these variables. The canonical names of the further variables continue the numbering of the signature."""
     return tuple(dict.fromkeys([*signature_vars(func), *free_vars(func.body).dims, *cast_vars(func.body)]))
 
 
@@ -93,7 +93,7 @@ def signature(module: IRModule, name: str) -> str:
 
 
 def _ranges(variables: tuple[DimVar, ...]) -> dict[str, Range]:
-    """Return the ranges by the canonical names of the variables. An upper bound that is an expression becomes text with such names."""
+    """Return the ranges by the canonical names of the variables. An upper bound that is an expression becomes a text of canonical names."""
     renamed = {v: Dim.of(DimVar(f"n{i}", v.lower, None, v.multiple_of)) for i, v in enumerate(variables)}
     uppers = [str(v.upper.substitute(renamed)) if isinstance(v.upper, Dim) else v.upper for v in variables]
     return {f"n{i}": Range(v.lower, u, v.multiple_of) for i, (v, u) in enumerate(zip(variables, uppers, strict=True))}

@@ -13,7 +13,7 @@ from compiler.ir.types import TensorType
 
 def require_weights(module: IRModule, source: WeightSource, unused: Iterable[str]) -> None:
     """Raise WeightMismatch unless the source has all weights of the program, in their shapes, and no other tensors. `unused` are shell
-    patterns of the names of further tensors that the source may have. A matrix of integers without scales is refused, too."""
+    patterns of the names of further tensors that the source may have. A matrix of integers without scales also raises WeightMismatch."""
     accounting = Accounting(source)
     for func in module.graph_functions.values():
         for weight in func.weights:
@@ -34,14 +34,14 @@ class Accounting:
         self._unscaled: list[str] = []
 
     def take(self, name: str, shape: tuple[int, ...]) -> None:
-        """Record that the model needs this tensor in this shape. `check` reports the tensor if the source lacks it, if it has another shape
-        there, or if it is a matrix of integers, which needs scales."""
+        """Record that the model needs this tensor in this shape. `check` reports the tensor if the source lacks it or has it in another
+        shape, or if it is a matrix of integers without scales."""
         self._taken.add(name)
         if (info := self._tensors.get(name)) is None:
             self._missing.append(f"{name} {list(shape)}")
         elif info.shape != shape:
             self._misshaped.append(f"{name} is {list(info.shape)}, expected {list(shape)}")
-        elif info.dtype.kind in "iub" and len(shape) > 1 and name.endswith(".weight"):  # parts of quantised matrices have other endings
+        elif info.dtype.kind in "iub" and len(shape) > 1 and name.endswith(".weight"):  # names of matrices with scales end differently
             self._unscaled.append(f"{name} ({info.dtype})")
 
     def ignore(self, *patterns: str) -> None:
@@ -49,7 +49,7 @@ class Accounting:
         self._taken.update(name for name in self._tensors if any(fnmatchcase(name, pattern) for pattern in patterns))
 
     def check(self) -> None:
-        """Raise WeightMismatch if needed tensors are missing or unfit, or if tensors are left that were neither taken nor ignored."""
+        """Raise WeightMismatch if needed tensors are missing or unfit, or if the source has tensors that were neither taken nor ignored."""
         surplus = sorted(self._tensors.keys() - self._taken)
         kinds = (
             ("missing", self._missing),

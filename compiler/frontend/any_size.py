@@ -3,16 +3,18 @@
     see(patches[q, m, values], points[q, m, 2], crop_ids[q * m], ends[n], (window_ids[q * m], window_ends[w])?,
         (taps[q * m, 4], shares[q * m, 4])?, (shares[q * m, e])?) -> rows[q, depths * hidden size]
 
-An operand with a question mark exists only in some encoders. The `n` crops of a call consist of `q` squares of `m` patches, and each square
-becomes one row. A patch is a row of bytes, and its point is its row and column in its crop. `ends` says after which patch each crop ends.
-The program scales and normalises the bytes, multiplies each patch by a matrix, and applies the layers of the encoder. The connector then
-turns the results for the patches of a square into a row. Except in SigLIP 2, RoPE rotates queries and keys by row and column.
+Operands with a question mark exist only for some encoders. The `n` crops of a call consist of `q` squares of `m` patches, and each square
+becomes one row. A patch is `values` bytes, and its point is its row and column in its crop. `crop_ids` has the crop of each patch, and
+`ends` the index after the last patch of each crop. The program scales and normalises the bytes, multiplies each patch by a matrix, and
+applies the layers of the encoder. The connector then turns the results for the patches of a square into a row. Except in SigLIP 2, RoPE
+rotates queries and keys by row and column.
 
-In Qwen2.5-VL, a patch attends only to patches of its window in most layers, so the patches of each window are adjacent. In Qwen3-VL, a
-patch gets a position vector, the sum of four vectors of a table (`taps`) times their weights (`shares`), and a row has the results of
-several layers. In SigLIP 2 and GLM-4.1V, this sum is over all `e` vectors of the table, so there are no `taps`. In Gemma 4, the position
-vector is the sum of a vector for the row and one for the column, so there are neither `taps` nor `shares`. If images are embedded, each
-crop becomes one row.
+In Qwen2.5-VL, patches are divided into `w` windows of adjacent patches. In most layers, a patch attends only to patches of its window;
+`window_ids` and `window_ends` describe windows as `crop_ids` and `ends` describe crops. In Qwen3-VL, each patch gets a position vector: the
+sum of four vectors of a table, whose indices are `taps`, times their weights `shares`. A row then has the results of several layers
+(`depths`). In SigLIP 2 and GLM-4.1V, the position vector is the sum of all `e` vectors of the table times `shares`, so there are no `taps`.
+In Gemma 4, the position vector is the sum of a vector for the row and one for the column, so there are neither `taps` nor `shares`. In a
+model that embeds images, a whole crop becomes one row.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from compiler.ops.reduce import SUM
 
 
 class AnySize(TowerLayers):
-    """Build the layers that all encoders of crops of any size share. A subclass for each encoder has the function `rows`, which returns the
-    rows of squares. `crops` are the operands `crop_ids` and `ends` of the program. `windows` and `taps` are the operands in the brackets
-    with question marks; they are empty if the encoder has none."""
+    """Build the layers that all encoders of crops of any size share. Each encoder is a subclass with a method `rows`, which returns the
+    rows of squares. `crops` are the operands `crop_ids` and `ends` of the program. `windows` are the operands `window_ids` and
+    `window_ends`, or empty. `taps` are the operands `taps` and `shares`, only `shares`, or empty."""
 
     def __init__(
         self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...], taps: tuple[Var, ...]
@@ -44,8 +46,7 @@ class AnySize(TowerLayers):
         self.windows = (windows[0], _starts(net, windows[1])) if windows else None
 
     def embedded(self, patches: Var, *, bias: bool = False) -> Var:
-        """Return the vectors of patches, [places, size]. To an encoder that was trained on pairs of frames, an image is a pair of equal
-        frames."""
+        """Return the vectors of patches, [places, size]: the product of each patch and the matrix of patches."""
         net, vision, name = self.net, self.vision, f"{self.encoder}{self.names.patch}"
         x = normalised(net, vision, net.reshape(patches, self.places, vision.patch_size**2 * COLOURS))
         given = net.vector(f"{name}.bias", vision.hidden_size) if bias else None
@@ -53,7 +54,8 @@ class AnySize(TowerLayers):
 
     def patch_matrix(self, name: str) -> Var:
         """Return the matrix that multiplies patches, [size, values], with the values of a pixel next to each other. Most checkpoints order
-        values by colour first. If the checkpoint has a matrix for each frame, return their sum, since all frames are equal."""
+        the values by colour first. An encoder that was trained on pairs of frames has a matrix for each frame. The result is the sum of
+        these matrices, since an image counts as a pair of equal frames."""
         net, size, patch, frames = self.net, self.vision.hidden_size, self.vision.patch_size, self.vision.num_frames
         if frames:
             w = net.call(SUM, net.as_f32(net.weight(name, size, COLOURS, frames, patch, patch)), axes=[2])
@@ -73,7 +75,7 @@ class AnySize(TowerLayers):
         return self.net.call(EMBEDDING, x, lasts)
 
     def joined(self, x: Var) -> Var:
-        """Return the vectors of the patches of each square as one, [squares, patches * size]."""
+        """Join the vectors of the patches of each square to one vector, [squares, patches * size]."""
         return self.net.reshape(x, self.squares, self.vision.hidden_size * self.vision.num_patches)
 
     def groups(self, number: int) -> tuple[Var, Var]:

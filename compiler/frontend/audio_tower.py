@@ -9,14 +9,14 @@ from compiler.frontend.audio import Listening
 from compiler.frontend.config import read_activation
 from compiler.frontend.fields import Fields
 
-# The names of the encoder's sizes in Whisper's and Qwen's files, and those in Voxtral's.
+# Names of the encoder's sizes in files of Whisper and Qwen -> their names in files of Voxtral.
 SIZES: Mapping[str, str] = {
     "d_model": "hidden_size",
     "encoder_layers": "num_hidden_layers",
     "encoder_attention_heads": "num_attention_heads",
     "encoder_ffn_dim": "intermediate_size",
 }
-LARGE_V3: Mapping[str, Any] = {  # the encoder of Whisper-large-v3: the values of absent fields, as in transformers
+LARGE_V3: Mapping[str, Any] = {  # the values of absent fields, as in transformers: those of Whisper-large-v3
     "d_model": 1280,
     "encoder_layers": 32,
     "encoder_attention_heads": 20,
@@ -39,7 +39,7 @@ UNREAD = (
 def read_listening(fields: Fields, *, merge: int | None = None, window: str | int = "max_source_positions", **others: Any) -> Listening:
     """Return the encoder of a model with these fields. `merge` is the number of frames of a row; None: as many as fill a vector of the
     intermediate size of the encoder's MLP, as in Voxtral. `window` is the value of `num_positions` in Listening, or the name of the field
-    that states it. `others` are the fields of Listening that the family determines. Raise ConfigError if a field is not supported."""
+    that states it. `others` are the fields of Listening that the family determines. Raise ConfigError if a value is not supported."""
     inner = fields.fields("audio_config")
     names = {name: other if other in inner.values and name not in inner.values else name for name, other in SIZES.items()}
     inner.fill(**{names.get(name, name): value for name, value in LARGE_V3.items()})
@@ -69,8 +69,8 @@ def read_listening(fields: Fields, *, merge: int | None = None, window: str | in
 
 
 def _read_window(inner: Fields, window: str | int, each: int) -> int:
-    """Return `num_positions` of Listening. Raise ConfigError if a field states it, and it is no multiple of `each`, the frames that a token
-    reads."""
+    """Return `num_positions` of Listening. Raise ConfigError if a field states it, and the number is no multiple of `each`, the number of
+    frames of a token."""
     if isinstance(window, int):
         inner.skip("max_source_positions")
         return window
@@ -81,8 +81,8 @@ def _read_window(inner: Fields, window: str | int, each: int) -> int:
 
 
 def read_token(fields: Fields, vocab_size: int, default: int | None) -> int:
-    """Return the audio token, for which newer and older files have different fields. `default` is the token if there is no field. Raise
-    ConfigError if there is neither, or if the token is not in the vocabulary."""
+    """Return the audio token, for which newer and older files have different fields. `default` is the token if no field states one. Raise
+    ConfigError if there is neither a field nor a default, or if the token is not in the vocabulary."""
     name = "audio_token_index" if "audio_token_index" in fields else "audio_token_id"
     token = fields.integer(name, minimum=0) if name in fields or default is None else default
     if token >= vocab_size:

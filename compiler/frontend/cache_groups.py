@@ -8,26 +8,26 @@ from compiler.frontend.config import Heads, ModelConfig
 from compiler.ir.dtypes import DType
 from runtime.cache_groups import PAGE_SIZE, CacheGroup, HeardGroup, KVGroup, StateGroup
 
-MOST_TOKENS = 256  # maximum number of tokens between two saved states: a prefix cache hit loses fewer tokens than this
+MOST_TOKENS = 256  # maximum number of tokens between two saved states: after a hit in the prefix cache, fewer tokens are computed again
 
 
 def groups_of(
     config: ModelConfig, dtype: DType, max_context: int, layers: range | None = None, *, coarse: bool = False
 ) -> tuple[CacheGroup, ...]:
-    """Return the cache groups: first the layers that keep all tokens, then those with windows, from the smallest window on, then those with
-    states, and last the keys and values of a speech model's audio. Layers whose key and value heads differ in number or size are in
-    different groups. A layer with a window of at least `max_context` tokens counts as one that keeps all tokens. If `layers` names the
-    layers of a stage, a group has only its layers in this stage, possibly none: all stages of a model have the same groups, so that one
-    page table serves all of them. `dtype` is the type of cached keys and values. `coarse` says whether products round the rows that they
-    read to 8 bits."""
+    """Return the cache groups: first those of layers that cache all tokens, then those of layers with windows (the smallest window first),
+    then the group of layers with states, and last the group of the keys and values of a speech model's audio. Layers whose key and value
+    heads differ in number or size are in different groups. A window of at least `max_context` tokens counts as no window. If `layers` has
+    the layers of a stage, a group has only its layers in this stage, possibly none. So all stages of a model have the same groups and use
+    the same page tables. `dtype` is the type of cached keys and values. `coarse` says whether products round the rows that they read to 8
+    bits."""
     attention = _of_attention(config, dtype, max_context)
     groups = *attention, *_of_states(config, sum(group.bytes_per_page for group in attention)), *_of_audio(config, dtype, coarse=coarse)
     return groups if layers is None else tuple(replace(group, layers=tuple(n for n in group.layers if n in layers)) for group in groups)
 
 
 def _of_audio(config: ModelConfig, dtype: DType, *, coarse: bool) -> tuple[HeardGroup, ...]:
-    """Return the group that holds the keys and values of audio, or nothing if the model is no speech model. Each step reads all of them, so
-    their elements have 8 bits if products round rows to 8 bits and `dtype` is not f32, and otherwise 16 or 32."""
+    """Return the group of the keys and values of audio, or nothing if the model is no speech model. Each step reads all these keys and
+    values. So their elements have 8 bits if products round rows to 8 bits and `dtype` is not f32, and otherwise 16 or 32 bits."""
     if config.hearing is None:
         return ()
     layers, whole = tuple(range(config.num_layers)), -(-config.max_context // PAGE_SIZE) * PAGE_SIZE
@@ -49,9 +49,9 @@ def _of_attention(config: ModelConfig, dtype: DType, max_context: int) -> tuple[
 
 
 def _of_states(config: ModelConfig, kv_bytes: int) -> tuple[StateGroup, ...]:
-    """Return the group of layers with states, or nothing if there are none. Of the intervals PAGE_SIZE, 2 * PAGE_SIZE and so on, states are
-    saved at the shortest one at which they take no more memory per token than keys and values do (`kv_bytes` per page of all layers), but
-    at least every MOST_TOKENS tokens."""
+    """Return the group of layers with states, or nothing if there are none. The interval between two saved states is PAGE_SIZE tokens,
+    doubled until states take no more memory per token than keys and values do, or until it is MOST_TOKENS. `kv_bytes` is the size of a page
+    of keys and values, summed over all layers."""
     if not config.stateful:
         return ()
     layers, sizes = tuple(sorted(config.stateful)), _sizes(config)

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from compiler.frontend.fields import Fields
 
-TASK = "ForSequenceClassification"  # ends the name in `architectures` of a model with a classification head
+TASK = "ForSequenceClassification"  # end of the names in `architectures` of models with a classification head
 ACTIVATION_FIELD = "activation_fn"  # a field of sentence-transformers' configuration
 MAX_CLASSES = 1 << 16
 
@@ -40,8 +40,8 @@ def read_classes(fields: Fields) -> Classes | None:
 
 
 def _read_names(fields: Fields) -> tuple[str, ...]:
-    """Return the names in `id2label`, or LABEL_0, LABEL_1 and so on for `num_labels` classes. Raise ConfigError if names are missing, no
-    texts, or too many."""
+    """Return the names in `id2label`, or LABEL_0, LABEL_1 and so on for `num_labels` classes. Raise ConfigError if a name is missing or is
+    no text, or if there are too many names."""
     named = fields.raw("id2label")
     if named is None:
         count = fields.integer("num_labels", 2, maximum=MAX_CLASSES)

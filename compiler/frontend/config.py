@@ -93,23 +93,23 @@ class Heads:
 @dataclass(frozen=True, slots=True)
 class Latent:
     """Multi-head latent attention: the keys and values of all heads are projections of one latent vector per token. Keys also have a part
-    that is rotated by position."""
+    that RoPE rotates, which all heads share."""
 
     rank: int  # size of the latent vector of keys and values
     query_rank: int | None  # size of the latent vector of queries; None: queries are projected without a latent
     plain_size: int  # elements of a head's query and key that are not rotated
-    rotated_size: int  # elements of a head's query that are rotated, and of the rotated part of keys, which all heads share
+    rotated_size: int  # elements of the rotated part of a head's query, and of the rotated part of keys, which all heads share
     value_size: int  # elements of a head's value
 
     @property
     def kept_size(self) -> int:
-        """The number of elements that the cache keeps per token."""
+        """The number of elements that the cache stores per token."""
         return self.rank + self.rotated_size
 
 
 @dataclass(frozen=True, slots=True)
 class BranchFactors:
-    """Factors that multiply the inputs and outputs of a layer's attention and state (Mamba-2), and the gate and output of its MLP."""
+    """Factors that multiply the inputs and outputs of a layer's attention and of its Mamba-2 part, and the gate and output of its MLP."""
 
     attention_in: float
     attention_out: float
@@ -129,8 +129,9 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class AltUp:
-    """Alternating updates (Baykal et al., arXiv 2301.13310): the residual stream is several streams side by side. A layer predicts all of
-    them and computes the first one. Then it corrects all of them by the error of the first prediction."""
+    """Alternating updates (Baykal et al., arXiv 2301.13310): the residual stream is several streams side by side. A layer predicts its
+    results for all streams, and computes the result of only the first stream. The error of the prediction for the first stream then
+    corrects all predictions."""
 
     num_streams: int
     laurel_rank: int  # rank of the learned part of the residual connection around attention
@@ -149,7 +150,7 @@ class Hearing:
 
     @property
     def num_hops(self) -> int:
-        """The hops of a window. The second convolution makes one frame of two hops."""
+        """The number of hops (of 10 ms) in a window. The second convolution makes one frame of two hops."""
         return 2 * self.num_frames
 
 
@@ -167,14 +168,14 @@ class ModelConfig:
     head_dim: int
     activation: Activation
     norm_eps: float
-    max_context: int  # maximum number of tokens of a sequence, with rope scaling
+    max_context: int  # maximum number of tokens of a sequence; includes the extension by rope scaling
     attention_scale: float  # factor that multiplies the products of queries and keys
     windows: tuple[int | None, ...]  # per layer: number of most recent tokens, including itself, to which a token attends; None: all
     rope: Rope | None = None
     local_rope: Rope | None = None  # rope of the layers with a window; None: the same as in other layers
     global_heads: Heads | None = None  # key and value heads of the layers without a window; None: the same as in other layers
     values_from_keys: frozenset[int] = frozenset()  # layers that project values with the key matrix
-    # `kv_sources` has per layer the layer whose keys and values it reads. If empty, each layer reads the keys and values that it computes.
+    # `kv_sources` has for each layer the layer whose keys and values it reads. Empty: each layer reads its own keys and values.
     kv_sources: tuple[int, ...] = ()
     intermediate_sizes: tuple[int, ...] = ()  # intermediate size per layer; empty: `intermediate_size` in all layers
     attending: frozenset[int] | None = None  # layers that have attention; None: all layers without a state
@@ -189,9 +190,9 @@ class ModelConfig:
     qkv_limit: float | None = None  # limit to which elements of queries, keys and values are clipped, in both directions
     attention_softcap: float | None = None
     logit_softcap: float | None = None
-    sinks: bool = False  # a learned score per head takes part in each softmax, without a value
-    head_norms: bool = False  # norms of each query head and each key head, in families in which only some models have these norms
-    parallel: bool = False  # attention and the MLP of a layer read the same norm, in families in which only some models have such layers
+    sinks: bool = False  # whether a learned score per head, to which no value belongs, takes part in each softmax
+    head_norms: bool = False  # whether each query head and key head has a norm, in families in which only some models have such norms
+    parallel: bool = False  # whether attention and MLP read the same norm, in families in which only some models have such layers
     norm: Norm = Norm.RMS  # norm of the residual stream
     norm_offset: float = 0.0  # added to the weights of norms
     unrotated: frozenset[int] = frozenset()  # layers without RoPE
@@ -205,14 +206,14 @@ class ModelConfig:
     factors: BranchFactors | None = None
     head_bias: bool = False  # bias of the projection to logits
     mixture: Mixture | None = None
-    apart: bool = False  # whether matrices that safetensors checkpoints stack are stored one by one, as in GGUF files
-    unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
-    left_out: tuple[str, ...] = ()  # prefixes of tensors that belong to other models in the checkpoint, which are not served
+    apart: bool = False  # with `latent`: whether key and value matrices are separate, as in GGUF files; safetensors files stack them
+    unused: tuple[str, ...] = ()  # shell patterns of the names of tensors that checkpoints contain and the model does not read
+    left_out: tuple[str, ...] = ()  # prefixes of the names of tensors that belong to further models in the checkpoint, which are not served
     encoder: EncoderConfig | None = None
     hearing: Hearing | None = None
     vision: Vision | None = None
     listening: Listening | None = None
-    image_padding: int = 0  # token whose per-layer embeddings the tokens of images have, in models with per-layer embeddings
+    image_padding: int = 0  # token whose per-layer embeddings stand in for those of image tokens, in models with per-layer embeddings
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
     verdict: Verdict | None = None  # the two tokens by whose logits a decoder without a classification head scores a pair of texts
     pair_prompt: PairPrompt | None = None  # prompt around a pair of texts; None: the tokenizer joins the texts
@@ -226,7 +227,7 @@ class ModelConfig:
 
     @property
     def beyond_text(self) -> dict[str, bool]:
-        """Whether each of these phrases is true of the model. None is for a decoder that only reads and writes text."""
+        """Whether each of these phrases is true of the model. All are false for a decoder that only reads and writes text."""
         return {
             "is an encoder": not self.is_causal,
             "hears speech": self.hearing is not None,
@@ -237,7 +238,7 @@ class ModelConfig:
 
     @property
     def reads_rows(self) -> bool:
-        """Whether the step reads rows of images or audio in the places of tokens."""
+        """Whether the step reads rows of images or audio in place of token embeddings."""
         return self.vision is not None or self.listening is not None
 
     @property
@@ -248,7 +249,7 @@ class ModelConfig:
 
     @property
     def stateful(self) -> frozenset[int]:
-        """The layers that keep a recurrent state. They keep no keys and values, unless `attending` names them, too."""
+        """The layers with a recurrent state. Of these layers, only those in `attending` also have keys and values."""
         found = self.convolution or self.recurrence
         return frozenset() if found is None else found.layers
 
@@ -276,7 +277,7 @@ class ModelConfig:
         return Heads(self.num_kv_heads, self.head_dim, None if self.latent is None else self.latent.rank)
 
     def rope_of_layer(self, layer: int) -> Rope | None:
-        """Return the layer's rope, or None if its queries and keys do not rotate."""
+        """Return the layer's rope, or None if its queries and keys are not rotated."""
         if layer in self.unrotated:
             return None
         return self.local_rope if self.local_rope is not None and self.windows[layer] is not None else self.rope
@@ -296,10 +297,11 @@ def read_decoder(
     bias: str = "",
 ) -> ModelConfig:
     """Read the fields that most decoders have: sizes, grouped heads, rotary positions, and a norm. Unless the family overrides it, the norm
-    is an RMS norm. `eps` and `default_head_dim` are the values of absent fields; if `default_head_dim` is 0, heads divide the hidden size.
-    `eps_field` and `act` are the names of the fields of the epsilon and of the activation. If `intermediate_size` is given, the field is
-    not read. `bias` names the flag that gives biases to all projections of attention; without a name, they have none. Raise ConfigError if
-    a required field is missing, or a field has an unsupported value."""
+    is an RMS norm. `eps` and `default_head_dim` are the defaults of the epsilon and of `head_dim`; if `default_head_dim` is 0, the default
+    is the hidden size divided by the number of heads. `eps_field` and `act` name the fields of the epsilon and of the activation. If
+    `intermediate_size` is given, the field of this name is not read. `bias` names the flag that says whether all projections of attention
+    have biases; if `bias` is empty, they have none. Raise ConfigError if a required field is missing, or a field has an unsupported
+    value."""
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     head_dim: int = fields.integer("head_dim", default_head_dim or hidden_size // num_heads)
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -336,9 +338,9 @@ def require_causal(fields: Fields) -> None:
 
 
 def text_fields(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
-    """Return the fields of the decoder within a multimodal model: those in `text_config`, with these `defaults`. Fields outside do not
-    affect the decoder and count as read, except `tie_word_embeddings`, which overrides the one inside, since the head belongs to the outer
-    model. Raise ConfigError if the decoder is not causal."""
+    """Return the fields of the decoder within a multimodal model: those in `text_config`, with these `defaults`. Fields outside
+    `text_config` count as read, and do not affect the decoder. Only an outer `tie_word_embeddings` overrides the inner one, since the head
+    belongs to the outer model. Raise ConfigError if the decoder is not causal."""
     fields.skip(*fields.values)
     text = fields.fields("text_config", defaults, {name: fields.values[name] for name in ("tie_word_embeddings",) if name in fields})
     require_causal(text)
@@ -346,8 +348,8 @@ def text_fields(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
 
 
 def read_activation(fields: Fields, name: str, default: str, *, in_decoder: bool = False) -> Activation:
-    """Return the activation that the field `name` names, or `default`. Raise ConfigError for an unknown one, and, unless `in_decoder` is
-    true, for one of DECODERS_ONLY."""
+    """Return the activation that the field `name` names, or `default` if the field is absent. Raise ConfigError if the activation is
+    unknown, or if it is one of DECODERS_ONLY and `in_decoder` is false."""
     known = {text: found for text, found in ACTIVATIONS.items() if in_decoder or found not in DECODERS_ONLY}
     found = known.get(fields.text(name, default))
     if found is None:
@@ -356,15 +358,15 @@ def read_activation(fields: Fields, name: str, default: str, *, in_decoder: bool
 
 
 def require_silu(fields: Fields, config: ModelConfig) -> None:
-    """Raise ConfigError if the activation is another than SiLU, the only one of layers that keep a state."""
+    """Raise ConfigError unless the activation is SiLU, the only one that is supported in layers with a state."""
     if config.activation is not Activation.SILU:
         raise fields.error("hidden_act", "silu")
 
 
 def read_windows(fields: Fields, window: int | None, has_window: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Return the window of each layer: `window` tokens, or None. By the family's rule, the layers for which `has_window(layer)` is true
-    have a window, or no layer if `window` is None. If the field `layer_types` is present, it overrides the rule; raise ConfigError if it is
-    malformed, or gives a layer a window although `window` is None."""
+    """Return the window of each layer: `window` tokens, or None. By the family's rule, a layer has a window if `has_window(layer)` is true
+    and `window` is not None. If the field `layer_types` is present, it overrides the rule. Raise ConfigError if this field is malformed, or
+    gives a layer a window although `window` is None."""
     num_layers = fields.integer("num_hidden_layers", maximum=10_000)
     rule = ["sliding_attention" if window is not None and has_window(layer) else "full_attention" for layer in range(num_layers)]
     types = read_kinds(fields, rule, ("sliding_attention", "full_attention"))
@@ -374,9 +376,9 @@ def read_windows(fields: Fields, window: int | None, has_window: Callable[[int],
 
 
 def read_one_window(fields: Fields) -> tuple[int | None, ...]:
-    """Return the window of each layer in a family whose layers all have the window `sliding_window`, or none if the field is absent. Raise
-    ConfigError if `layer_types` says anything else: transformers ignores it when it masks attention in these families, so the file
-    contradicts itself."""
+    """Return the window of each layer in a family whose layers all have the window `sliding_window`, or none if this field is absent. Raise
+    ConfigError if `layer_types` contradicts `sliding_window`: in these families, transformers ignores `layer_types` when it masks
+    attention."""
     window = fields.integer("sliding_window", None)
     windows = read_windows(fields, window, lambda _: True)
     if any(found != window for found in windows):
@@ -407,13 +409,13 @@ def rotating_whole_heads(config: ModelConfig) -> ModelConfig:
 
 
 def read_softcap(fields: Fields, name: str, default: float | None) -> float | None:
-    """Return a soft cap. If the field is null, return None (no cap); only an absent field takes the default."""
+    """Return a soft cap. If the field is null, return None (no cap). If the field is absent, return the default."""
     return fields.number(name, None if name in fields.values else default)
 
 
 def read_encoder(fields: Fields, *, position_offset: int, num_segments: int, relative_buckets: int = 0) -> ModelConfig:
     """Read the fields that encoders like BERT have: learned positions, layer norms, and biases everywhere. The other arguments become the
-    fields of EncoderConfig with these names. Raise ConfigError if a required field is missing, or a field has an unsupported value."""
+    fields of EncoderConfig with the same names. Raise ConfigError if a required field is missing, or a field has an unsupported value."""
     fields.require(position_embedding_type="absolute", is_decoder=False)
     fields.skip("tie_word_embeddings")  # concerns the head that predicts masked tokens, which is not served
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")

@@ -4,8 +4,8 @@
     per variable: name, rank, dimensions, type, number of bytes, bytes
     number of aliases; per alias: name, name of the variable
 
-Numbers are little-endian. A text is preceded by its length and ends in a zero. The tensors are offered under the names of transformers:
-projections that the file joins are taken apart by rows. Matrices of integers are divided by their scales.
+Numbers are little-endian. A text is preceded by its length and ends with a zero byte. This module offers the tensors under their names in
+transformers. It splits joined projections by rows, and divides matrices of integers by their scales.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from compiler.frontend.weights import MappedFile, Tensor, TensorInfo
 FILE, VERSION, CLASS = "model.bin", 6, "WhisperSpec"
 MOST_VARIABLES, MAX_NAME_BYTES, MAX_RANK = 100_000, 4096, 4
 TYPES = tuple(map(np.dtype, (np.float32, np.int8, np.int16, np.int32, np.float16, ml_dtypes.bfloat16)))
-GELU = 3  # the number by which a file names this activation
-SCALE = "_scale"  # ends the name of a matrix's scales
+GELU = 3  # the number of this activation in a file
+SCALE = "_scale"  # end of the name of the scales of a matrix
 NORM = {"weight": "gamma", "bias": "beta"}
 
 
@@ -42,7 +42,7 @@ class _Variable:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of a variable that make a tensor. The variable is cut into `parts` equal parts, and the tensor is the part with the index
+    """The rows of a variable that form a tensor. The variable is cut into `parts` equal parts, and the tensor is the part with the index
     `part`."""
 
     variable: str
@@ -61,8 +61,8 @@ class Ct2Whisper:
         self.tensors: Mapping[str, TensorInfo] = {name: self._info(rows) for name, rows in self._places.items()}
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a config.json as transformers writes it, from the sizes of the variables. Raise ConfigError if the model
-        scales embeddings or has another activation than GELU, and DamagedFile if a variable is missing or has another rank."""
+        """Return the fields that transformers writes to a config.json, derived from the variables. Raise ConfigError if the model scales
+        embeddings or has another activation than GELU, and DamagedFile if a variable is missing or has an unexpected rank."""
         if self._number("decoder/activation") != GELU or self._number("decoder/scale_embeddings"):
             raise ConfigError(f"{FILE} has another activation than GELU, or scales embeddings; convert the model again from its original")
         vocab_size, size = self._shape("decoder/embeddings/weight", 2)
@@ -80,8 +80,8 @@ class Ct2Whisper:
         }
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor: some rows of a variable. Integers become floats: they are divided by their scales, one per row or a single
-        one."""
+        """Return a tensor: some rows of a variable. Integers are divided by their scales (one per row, or one for the variable), and so
+        become floats."""
         rows = self._places[name]
         found = self._array(rows.variable)
         count = len(found) // rows.parts
@@ -104,7 +104,7 @@ class Ct2Whisper:
     # --- names -----------------------------------------------------------------------------------------------------------
 
     def _named(self) -> Any:
-        """Yield the name in transformers of each tensor, with its rows."""
+        """Yield the name in transformers of each tensor, and the rows that form the tensor."""
         yield "model.decoder.embed_tokens.weight", _Rows("decoder/embeddings/weight")
         for side in ("encoder", "decoder"):
             yield f"model.{side}.embed_positions.weight", _Rows(f"{side}/position_encodings/encodings")
@@ -115,14 +115,14 @@ class Ct2Whisper:
             yield from ((f"model.encoder.{name}.{part}", _Rows(f"encoder/{name}/{part}")) for part in ("weight", "bias"))
 
     def _num_layers(self, side: str) -> int:
-        """Return the number of layers of a side, `encoder` or `decoder`, for which the file has variables."""
+        """Return the number of layers of a side, `encoder` or `decoder`: the number of layers that names of variables mention."""
         layers = {name.split("/")[1] for name in self._variables if name.startswith(f"{side}/layer_") and name.count("/") > 2}
         return len(layers - {"layer_norm"})
 
     # --- variables -------------------------------------------------------------------------------------------------------
 
     def _info(self, rows: _Rows) -> TensorInfo:
-        """Return the description of a tensor. Raise DamagedFile if its variable is missing, cannot be cut so, or has unfit scales."""
+        """Return the description of a tensor. Raise DamagedFile if its variable is missing, has no equal parts, or has unfit scales."""
         variable = self._variable(rows.variable)
         shape, dtype = variable.shape, variable.dtype
         if not shape or shape[0] % rows.parts:
@@ -155,8 +155,8 @@ class Ct2Whisper:
 
 
 def _layer(name: str, variable: str, *, crosses: bool) -> Any:
-    """Yield the name in transformers of each tensor of a layer, with its rows. `name` begins these names, and `variable` begins the names
-    of the layer's variables. `crosses` says whether the layer also attends to the audio."""
+    """Yield the name in transformers of each tensor of a layer, and the rows that form the tensor. `name` begins these names, and
+    `variable` begins the names of the layer's variables. `crosses` says whether the layer also attends to the audio."""
     own = f"{variable}self_attention/"
     for part, projection in enumerate(("q_proj", "k_proj", "v_proj")):
         yield from _linear(f"{name}self_attn.{projection}", _Rows(f"{own}linear_0", part, 3))
@@ -176,7 +176,7 @@ def _layer(name: str, variable: str, *, crosses: bool) -> Any:
 
 def _linear(name: str, rows: _Rows) -> Any:
     yield f"{name}.weight", _Rows(f"{rows.variable}/weight", rows.part, rows.parts)
-    if not name.endswith("k_proj"):  # keys have no bias; the file stores zeros
+    if not name.endswith("k_proj"):  # Whisper's keys have no bias; the file stores zeros in its place
         yield f"{name}.bias", _Rows(f"{rows.variable}/bias", rows.part, rows.parts)
 
 

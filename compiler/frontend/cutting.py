@@ -19,7 +19,7 @@ LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # numbers of filters in Pillow
 MOST_CROPS_PER_EDGE = 16
 HALF = (0.5,) * 3
 CLIP_MEAN, CLIP_DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# Ways of cutting (runtime/fits.py) with the defaults of transformers, for what the file of a model's image processor does not state.
+# Ways of cutting (runtime/fits.py), with the values that transformers uses where the file of a model's image processor states none.
 TILES = Cutting(Tiles(longest_edge=4 * 364), LANCZOS, 1 / 255, HALF, HALF)
 STRETCHED = Cutting(Stretched(), BILINEAR, 1 / 255, HALF, HALF)
 GRID = Cutting(Grid(most_crops=12), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
@@ -30,16 +30,16 @@ NAFLEX = Cutting(Naflex(256), BILINEAR, 1 / 255, HALF, HALF)
 CANVAS = Cutting(Canvas(most_crops=16), BILINEAR, 1 / 255, HALF, HALF)
 FILLED = Cutting(Filled(0), BICUBIC, 1 / 255, HALF, HALF)
 CAPPED = Cutting(Capped(1024), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
-MIXED_TOKENS = 64, 256  # least and most tokens of an image that is not cut into tiles
-# An image is cut into tiles if it has more pixels than this number times the most pixels of an image that is not cut.
+MIXED_TOKENS = 64, 256  # smallest and largest number of tokens of an image that is not cut into tiles
+# An image is cut into tiles if it has more pixels than this factor times the most pixels to which an uncut image is scaled.
 MIXED_TOLERANCE = 2.0
 MIXED = Cutting(
     Mixed(least_pixels=0, most_pixels=0, splits=True, least_crops=2, most_crops=10, tile_edge=512, unsplit_pixels=0),
     *(BILINEAR, 1 / 255, HALF, HALF),
 )
-FILLED_TOKENS = 280  # most tokens of an image
+FILLED_TOKENS = 280  # largest number of tokens of an image
 MOST_GRID_CROPS = 64
-OTHERS = ("do_pan_and_scan", "do_pad")  # steps of processors that make other crops; off by default
+OTHERS = ("do_pan_and_scan", "do_pad")  # steps of image processors, off by default, that would change the crops
 
 
 def has_processor(folder: Path) -> bool:
@@ -49,14 +49,15 @@ def has_processor(folder: Path) -> bool:
 
 def read_cutting(folder: Path, vision: Vision) -> Cutting:
     """Return how images become crops: by the way of cutting in `vision.cutting`, with the numbers that the image processor's file states.
-    Raise ConfigError if there is no such file, or if it asks for a way of cutting that the server does not have."""
+    Raise ConfigError if there is no such file, or if it states a way of cutting that is not supported."""
     fields, known = _fields_of(folder), vision.cutting
     if fields is None:
         raise ConfigError(f"{folder} has no {FILE}, by which images are cut; download it together with the other files of the model")
     fit = _read_fit(fields, vision, known.fit)
-    # With Filled, the encoder normalises pixels, so the file says that the image processor does not. Its mean and deviation are ignored.
+    # With Filled, the encoder normalises pixels instead of the image processor. So the file must say that the image processor does not, and
+    # the file's mean and deviation are ignored.
     fields.require(do_rescale=True, do_normalize=not isinstance(fit, Filled), do_convert_rgb=True)
-    if not isinstance(fit, Mixed):  # files of LFM2-VL say `do_resize: false`, and its processor resizes
+    if not isinstance(fit, Mixed):  # files of LFM2-VL say `do_resize: false`, but its processor resizes images anyway
         fields.require(do_resize=True)
     is_stated = not isinstance(fit, Filled)
     return Cutting(
@@ -93,7 +94,7 @@ def _read_fit(fields: Fields, vision: Vision, known: Fit) -> Fit:
 
 
 def _tiles(fields: Fields, vision: Vision, known: Tiles) -> Tiles:
-    """Read the longest edge to which an image is scaled, and whether it is cut into tiles."""
+    """Read to how many pixels the longer edge of an image is scaled, and whether images are cut into tiles."""
     crop_size = vision.crop_size
     longest_edge = fields.fields("size", {"longest_edge": known.longest_edge}).integer("longest_edge", minimum=2)
     if longest_edge > MOST_CROPS_PER_EDGE * crop_size:
@@ -126,15 +127,15 @@ def _require_crop_size(fields: Fields, vision: Vision) -> None:
 
 
 def _free(fields: Fields, vision: Vision, known: Free) -> Free:
-    """Read the least and the most pixels to which an image is scaled. The most pixels are lowered to what one call of the encoder takes.
-    Raise ConfigError if even the least pixels are more."""
+    """Read the smallest and the largest number of pixels to which an image is scaled. The largest number is lowered to the pixels of
+    MOST_PATCHES patches, the limit of one call of the encoder. Raise ConfigError if even the smallest number exceeds this limit."""
     size = fields.fields("size", {"shortest_edge": known.least_pixels, "longest_edge": known.most_pixels})
     least = fields.integer("min_pixels", size.integer("shortest_edge"))
     most = fields.integer("max_pixels", size.integer("longest_edge"))
     fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
     fields.require_equal("merge_size", vision.merge, "spatial_merge_size in config.json")
     fields.require_equal("temporal_patch_size", vision.num_frames, "temporal_patch_size in config.json")
-    if vision.tower is Tower.GLM4V:  # the processor of GLM-4.1V counts the pixels of all frames
+    if vision.tower is Tower.GLM4V:  # the processor of GLM-4.1V counts the pixels of all frames of an image
         least, most = -(-least // vision.num_frames), most // vision.num_frames
     able = MOST_PATCHES * vision.patch_size**2
     fit = replace(known, least_pixels=least, most_pixels=min(most, able))
@@ -150,8 +151,8 @@ def _num_patches(vision: Vision, fit: Fit) -> int:
 
 
 def _capped(fields: Fields, vision: Vision, known: Capped) -> Capped:
-    """Read the longest edge that an image may have. A longer one is lowered to the edge of the largest square that one call of the encoder
-    takes."""
+    """Read how long the longer edge of an image may be. The length is lowered to the edge of the largest square image of at most
+    MOST_PATCHES patches, the limit of one call of the encoder."""
     size = fields.fields("size", {"longest_edge": known.longest_edge})
     for name in size.values.keys() - {"longest_edge"}:
         if name in size:
@@ -167,7 +168,7 @@ def _filled(fields: Fields, vision: Vision) -> Filled:
     """Read how many tokens an image has at most."""
     fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
     fields.require_equal("pooling_kernel_size", vision.merge, "pooling_kernel_size in config.json")
-    able = min(MOST_PATCHES // vision.merge**2, vision.table_edge // vision.merge)  # an image may be one row of tokens
+    able = min(MOST_PATCHES // vision.merge**2, vision.table_edge // vision.merge)  # an image may be a single row of tokens
     most = fields.integer("max_soft_tokens", min(FILLED_TOKENS, able), maximum=able)
     return Filled(most * vision.crop_size**2)
 
@@ -179,13 +180,13 @@ def _naflex(fields: Fields, vision: Vision, known: Naflex) -> Naflex:
 
 
 def _mixed(fields: Fields, vision: Vision, known: Mixed) -> Mixed:
-    """Read the least and the most tokens to which an image is scaled, and how a large image is cut into tiles."""
+    """Read the smallest and the largest number of tokens to which an image is scaled, and how a large image is cut into tiles."""
     least, most = MIXED_TOKENS
     fields.require_equal("encoder_patch_size", vision.patch_size, "patch_size in config.json")
     fields.require_equal("downsample_factor", vision.merge, "downsample_factor in config.json")
     most_pixels = fields.integer("max_image_tokens", most) * vision.crop_size**2
     splits = fields.flag("do_image_splitting", True)
-    # A grid of one tile is not served: the processor scales a large image to a single square for it.
+    # A grid of one tile is not supported: for such a grid, the processor scales a large image to a single square.
     least_crops = fields.integer("min_tiles", known.least_crops, minimum=2 if splits else 1)
     fit = Mixed(
         least_pixels=fields.integer("min_image_tokens", least) * vision.crop_size**2,
@@ -213,7 +214,7 @@ def _filter(fields: Fields, known: Cutting) -> int:
 
 
 def _whole(fields: Fields, vision: Vision) -> Stretched | Centre:
-    """Read how the whole image becomes one crop."""
+    """Read whether an image is stretched to one crop, or its centre becomes the crop."""
     fields.require(**dict.fromkeys(OTHERS, False))
     edge = vision.crop_size
     fields.require_equal("image_seq_length", vision.num_rows, "the tokens of an image in config.json")
@@ -232,7 +233,7 @@ def _whole(fields: Fields, vision: Vision) -> Stretched | Centre:
 
 def _fields_of(folder: Path) -> Fields | None:
     """Return the fields of the image processor: those of FILE, or else those in `image_processor` of LATER_FILE. Return None if there are
-    none: the file of a processor of texts and images has no `image_processor` if older versions of transformers wrote it."""
+    none: a LATER_FILE of older versions of transformers has no `image_processor`."""
     if is_there(folder / FILE):
         return Fields(read_json(folder / FILE), FILE)
     if is_there(folder / LATER_FILE) and (found := Fields(read_json(folder / LATER_FILE), LATER_FILE)).raw("image_processor"):

@@ -1,23 +1,26 @@
-"""The step of a causal decoder, composed of the layers of its family.
+"""The step of a causal decoder, composed of the layers of its family. A module has one of these programs:
 
     step(tokens[t], positions[t], slots[t]*, seq_ids[t], page_tables[s, p]*, logit_rows[r], (cache, scales?)*) -> logits[r, vocabulary]
-    hidden(...same arguments...) -> hidden[r, size]    for models that only embed: the output of the last norm, without the head;
-                                                       for classifiers and rerankers: numbers[r, classes]
+    hidden(...) -> hidden[r, size]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
-                                                       `seen_at[v], seen_rows[v, depths * size]` follow if the model sees or listens: rows
-                                                       that are read in place of the embeddings of the tokens `seen_at`, and rows that are
-                                                       added to these tokens after the first layers; then `seen_lasts[v]` if the tokens of
-                                                       an image attend to all of them: the last positions of the images of these tokens;
-                                                       then `axes[t, 3]` if tokens of an image have three coordinates
-                                                       for speech models, instead of `hidden`: attention[h, heads * frames] of the aligned
-                                                       heads to the audio
-    part(..., (cache, scales?)*) -> x[t, size]         for each stage of a model but the last: the residual stream after its layers
-    observed(...same arguments as step...) -> (logits[r, vocabulary], squares[in]*)    to measure what the matrices read: see `Net.squares`
+    part(..., (cache, scales?)*) -> x[t, size]
+    observed(...) -> (logits[r, vocabulary], squares[in]*)
 
-A step has `t` tokens of `s` sequences, prefill and decode mixed. Arguments with a star repeat for each KV cache group, and `squares` for
-each input of matrices. Only caches of 8 bits have `scales`. Models with states, and speech models, have further arguments before
-`logit_rows`: see `runtime/step_arguments.py`. A program without the first layer has the residual stream x[t, size] before its layers in
-place of `tokens`.
+A step has `t` tokens of `s` sequences, prefill and decode mixed. Three dots stand for the other arguments of `step`. Arguments with a star
+repeat for each KV cache group, and `squares` for each input of matrices. Only caches of 8 bits have `scales`. Models with states, and
+speech models, have further arguments before `logit_rows`: see `runtime/step_arguments.py`. A program without the first layer has the
+residual stream x[t, size] before its layers in place of `tokens`.
+
+`hidden` is for models that only embed: it returns the output of the last norm, without the head. For classifiers and rerankers, it returns
+the outputs of the classes instead, numbers[r, classes]. `both` also returns the hidden states of the tokens `hidden_rows`. For a speech
+model, it returns attention[h, heads * frames] instead, the attention of the aligned heads to the audio. `part` computes a stage that is not
+the last one: it has no `logit_rows`, and returns the residual stream after its layers. `observed` measures what the matrices read: see
+`Net.squares`.
+
+If the model sees or listens, further arguments of `both` follow `hidden_rows`: `seen_at[v]`, the indices of the tokens of images and audio;
+and `seen_rows[v, depths * size]`, whose first `size` elements replace the embedding of such a token, and whose other vectors are added to
+the token's residual stream after the first layers. If the tokens of an image attend to all tokens of the image, `seen_lasts[v]` follows,
+the last position of each such token's image. If tokens of an image have three coordinates, `axes[t, 3]` follows.
 """
 
 from __future__ import annotations
@@ -100,11 +103,12 @@ def build_step(
     layers: range | None = None,
     ranks: int = 1,
 ) -> IRModule:
-    """Build a module with the program `entry` of a step. For a speech model it also has the program `hear`; with the entry `both` it has
-    `see` and `listen` if the model sees or listens. `dtypes` has the type of each tensor of the checkpoint, and `forms` has the forms of
-    the matrices that it stores as encoded numbers. With `layers`, the program computes only these layers: with the first layer, it also
-    embeds the tokens. Only the entry `part` has no head, so it is meant for layers before the last. If `ranks` is more than 1, each of
-    these ranks runs the program. Raise CannotDivide if the model cannot be divided over that many ranks."""
+    """Build a module with the program `entry` of a step. For a speech model, the module also has the program `hear`. With the entry `both`,
+    it has the program `see` if the model sees, and `listen` if it listens. `dtypes` has the type of each tensor of the checkpoint, and
+    `forms` the forms of the matrices that the checkpoint stores as encoded numbers. With `layers`, the program computes only these layers,
+    and embeds the tokens only if the first layer is among them. Only the entry `part` has no head, so use it for layers before the last.
+    If `ranks` is more than 1, each of these ranks runs the program. Raise CannotDivide if the model cannot be divided over that many
+    ranks."""
     net = Net(dtypes, format, forms=forms, numerics=numerics, ranks=ranks)
     return _module(net, of_rank(config, ranks), bounds, cache_dtype, entry, layers)
 
@@ -112,8 +116,8 @@ def build_step(
 def build_observed(
     config: ModelConfig, dtypes: Mapping[str, DType], bounds: StepBounds, cache_dtype: DType, format: WeightFormat
 ) -> tuple[IRModule, tuple[tuple[str, ...], ...]]:
-    """Build the program `observed`, with arguments as for `build_step`. Also return, for each of its `squares`, the names of the matrices
-    that read this input."""
+    """Build the program `observed`, with arguments as for `build_step`. Also return, for each of the program's results `squares`, the names
+    of the matrices that read the input whose squares it sums."""
     squares: dict[tuple[str, ...], Var] = {}
     module = _module(Net(dtypes, format, squares=squares), config, bounds, cache_dtype, OBSERVED)
     return module, tuple(squares)
@@ -154,7 +158,7 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
 
 
 def _kv_cache(group: KVGroup, t: DimVar, s: DimVar, bounds: StepBounds, suffix: str) -> KVCache:
-    """Return the parameters of a program for a group that caches keys and values. `suffix` ends their names."""
+    """Return the parameters of a program for a group that caches keys and values. Their names end with `suffix`."""
     pages = DimVar(f"pages{suffix}", 1)
     held = group.arrays(pages)
     return KVCache(
@@ -168,7 +172,7 @@ def _kv_cache(group: KVGroup, t: DimVar, s: DimVar, bounds: StepBounds, suffix: 
 
 
 def _state_cache(group: StateGroup, s: DimVar, m: DimVar, suffix: str) -> StateCache:
-    """Return the parameters of a program for a group that keeps states. `suffix` ends their names."""
+    """Return the parameters of a program for a group of states. Their names end with `suffix`."""
     arrays = group.arrays(DimVar(f"pages{suffix}", 1))
     names = ["states" if len(arrays) == 1 else f"states_{part}_" for part in range(len(arrays))]
     return StateCache(
@@ -184,7 +188,7 @@ def _heard_cache(group: HeardGroup, s: DimVar) -> HeardCache:
 
 
 def _seen_rows(config: ModelConfig, t: DimVar, bounds: StepBounds) -> SeenRows:
-    """Return the parameters of a program for the rows that it reads in the places of tokens."""
+    """Return the parameters of a program for the rows of images and audio, which it reads in place of token embeddings."""
     v, i32 = DimVar("v", 0, bounds.max_tokens), DType.I32
     vision, size = config.vision, config.hidden_size * (1 if config.vision is None else config.vision.num_depths)
     lasts = Var("seen_lasts", tensor((v,), i32)) if vision is not None and vision.both_ways else None
@@ -193,7 +197,7 @@ def _seen_rows(config: ModelConfig, t: DimVar, bounds: StepBounds) -> SeenRows:
 
 
 def table_and_head(config: ModelConfig, tensors: Mapping[str, object]) -> tuple[str, str]:
-    """Return the names of the table of embeddings and of the head. Programs read a head beside the table only if the embeddings are not
+    """Return the names of the table of embeddings and of the head. Programs read the tensor of the head only if the embeddings are not
     tied."""
     prefix = prefix_of_decoder(tensors)
     return f"{prefix}{decoder_family(config.family).embedding}.weight", f"{own_head(prefix)}.weight"
@@ -207,7 +211,7 @@ def prefix_of_decoder(tensors: Mapping[str, object]) -> str:
 
 
 def _result(step: Step, family: DecoderFamily, entry: str, layers: range) -> Var:
-    """Return what the program `entry` returns, computed by these layers."""
+    """Return the result of the program `entry`, which has these layers."""
     x, batch = _stream(step, family) if layers.start == 0 else step.batch.tokens, step.batch
     for number in layers:
         x = deepened(step, family.layer(Layer(step, number), x), number)

@@ -2,12 +2,12 @@
 
     encode(tokens[t], positions[t], text_ids[t], starts[n], segments[t]?) -> [n - 1, size]
 
-A model that embeds images too has the program `see` beside it (`compiler/frontend/seeing.py`), which gives a vector for each image.
+If the model also embeds images, the module has a second program, `see` (`compiler/frontend/seeing.py`), which returns a vector per image.
 
-The `t` tokens of `n - 1` texts are concatenated without padding (`compiler/ops/attention/ragged.py`). An embedding model returns one vector
-per text, pooled and projected as the model was trained and not normalised; a model with a classification head returns the output of each
-class.
-`segments` is a parameter of models that classify pairs and distinguish the two texts.
+The `t` tokens of `n - 1` texts are concatenated without padding (`compiler/ops/attention/ragged.py`). `starts` has the first token of each
+text, and then `t`. An embedding model returns one vector per text, pooled and projected as in training but not normalised. A model with a
+classification head returns the output of each class. Only models that classify pairs of texts and give the two texts different segments
+have the parameter `segments`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def build_encode(
     numerics: Numerics = Numerics.AUTO,
 ) -> IRModule:
     """Build a module with the program `encode`, and with `see` if the model embeds images. `dtypes` has the type of each tensor of the
-    checkpoint, and `forms` has the forms of the matrices that it stores as encoded numbers."""
+    checkpoint, and `forms` the forms of the matrices that the checkpoint stores as encoded numbers."""
     # Arithmetic, not reading weights, limits the speed of encoding whole texts. Floats of 16 bits would only cost precision.
     net = Net(dtypes, IN_F32 if format.bits == 16 else format, forms=forms, numerics=numerics)
     t, n = DimVar("t", 0, bounds.max_tokens), DimVar("n", 1, bounds.max_texts + 1)
@@ -142,12 +142,12 @@ class _Encode:
         return (net.as_f32(net.call(PERMUTE_DIMS, by_distance, axes=(1, 0))),)
 
     def window_bias(self, number: int) -> tuple[Constant, ...]:
-        """Return the bias on attention scores that keeps tokens of layer `number` from attending beyond their window or to later tokens;
-        empty if they attend to their whole text."""
+        """Return the bias on attention scores that keeps tokens, in layer `number`, from attending beyond their window or to later tokens.
+        Return nothing if tokens attend to their whole text."""
         c = self.config
         assert c.encoder is not None
         if c.encoder.looks_back:
-            return (Constant(np.tile(np.array([0, 0, UNSEEN], np.float32), (c.num_heads, 1))),)  # by distance: -1, 0, 1
+            return (Constant(np.tile(np.array([0, 0, UNSEEN], np.float32), (c.num_heads, 1))),)  # for the distances -1, 0 and 1
         reach = c.encoder.reaches[number] if c.encoder.reaches else None
         if reach is None:
             return ()

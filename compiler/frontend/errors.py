@@ -1,11 +1,11 @@
-"""Errors of a model, nearly all of them in its files.
+"""Errors that are raised when a model is loaded. Nearly all of them concern the model's files.
 
-ModelError                a ValueError: the files or the settings of a load are at fault, not the program
-    UnknownModel          no family reads models of this type, or only without experts, which the file has
-    ConfigError           a file of JSON is absent or unreadable, a field is missing, or a field or a setting has an unsupported value
-    DamagedFile           a file of weights or of a vocabulary cannot be opened, or violates its format
-    UnsafeFile            a file has a format that can run code when it is opened
-    WeightMismatch        the tensors in the files are not those of the model, have other shapes, or are integers without scales
+ModelError                A ValueError: the files or the settings of a load are at fault, not the program.
+    UnknownModel          No family reads models of this type, or the family reads only models without experts, and the file has experts.
+    ConfigError           A file of JSON is absent or unreadable, a field is missing, or a field or a setting has an unsupported value.
+    DamagedFile           A file of weights or of a vocabulary cannot be opened, or violates its format.
+    UnsafeFile            A file has a format that can run code when it is opened.
+    WeightMismatch        The tensors in the files are not those of the model, have other shapes, or are integers without scales.
 
 `ranks.py`, `splitting.py` and `vocabulary/folder.py` define further kinds of ModelError.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 
 class ModelError(ValueError):
-    """Raised if the files of a model cannot be used, or not with the settings of the load."""
+    """Raised if the files of a model cannot be used at all, or not with the settings of the load."""
 
 
 class UnknownModel(ModelError):

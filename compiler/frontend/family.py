@@ -1,4 +1,4 @@
-"""The definition of a family of models. Each family is one file in compiler/frontend/families that assigns its `FAMILY`."""
+"""The definition of a family of models. Each file in compiler/frontend/families defines one family, and assigns it to `FAMILY`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _as_it_is(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """How GGUF files of the family differ from those of most decoders (gguf/model.py). Keys of the metadata omit the architecture that
-    precedes them in the file."""
+    """How GGUF files of the family differ from those of most decoders (gguf/model.py). In the file, each key of the metadata begins with
+    the name of the architecture, which the keys below omit. Converters are the programs that write GGUF files."""
 
     architecture: str  # value of `general.architecture`
     fields: Mapping[str, str] = field(default_factory=dict[str, str])  # key of the metadata -> name of the field in config.json
@@ -43,15 +43,16 @@ class Gguf:
     # `biases` maps a flag of config.json to a projection's name in GGUF files. The flag is true if the projection has a bias.
     biases: Mapping[str, str] = field(default_factory=dict[str, str])
     query_norm: str | None = None  # a flag of config.json, which is true if queries have a norm
-    with_experts: str | None = None  # value of `general.architecture` of models with experts; None: the same
-    # A metadata key that tells the family from others of the same architecture: only in its files, the value is true, or a number except 0.
+    with_experts: str | None = None  # value of `general.architecture` of models with experts; None: the same value
+    # A metadata key that distinguishes the family from others of the same architecture: only in its files, the value is true, or a number
+    # other than 0.
     mark: str | None = None
     pairs_interleaved: bool = False  # true if converters interleaved the rows of query and key projections
     halves_mark: str | None = None  # a metadata key: if present, converters moved the rows of each pair into separate halves
     norm_offset: float = 0.0  # converters added this to the weights of norms, except those of Mamba-2 and similar layers (`ssm_norm`)
     # `restored` maps names in safetensors files, within a layer, to functions that undo a change by converters.
     restored: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict[str, Callable[[Tensor], Tensor]])
-    # `complete(config, metadata, tensor names)` adds to the fields of the config.json those that no single metadata entry states.
+    # `complete(config, metadata, tensor names)` adds fields to `config`, the fields of a config.json, that no single metadata entry states.
     complete: Complete = _complete_nothing
     # `adapt(configuration, tensor names)` adapts the configuration to how converters arrange tensors.
     adapt: Callable[[ModelConfig, Container[str]], ModelConfig] = _as_it_is
@@ -74,9 +75,9 @@ class DecoderFamily:
     narrow: Callable[[Step, Var], Var] | None = None
     experts: ExpertNames | None = None
     divides: bool = False  # whether ranks can divide the layers: see `compiler/frontend/ranks.py`
-    joined: tuple[str, ...] = ()  # patterns of names of tensors within a layer that are joined: see `joint`
+    joined: tuple[str, ...] = ()  # patterns of the names, within a layer, of tensors that programs read as one tensor: see `joint`
     gguf: Gguf | None = None
-    # `renamed` maps parts of names in safetensors files to parts of names in programs. They are replaced in this order.
+    # `renamed` maps parts of names in safetensors files to parts of names in programs. The parts are replaced in this order.
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
 
 

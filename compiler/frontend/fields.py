@@ -37,7 +37,8 @@ def read_json(path: Path, *, most_bytes: int = MAX_CONFIG_BYTES) -> Any:
 
 
 def _float_of(value: dict[str, Any]) -> Any:
-    """Return the float that transformers writes as an object, since JSON has no number for it."""
+    """Return the infinity that an object stands for: transformers writes such objects, since JSON has no infinity. Return other objects
+    unchanged."""
     return SPECIAL_FLOATS.get(str(value[SPECIAL]), value) if value.keys() == {SPECIAL} else value
 
 
@@ -84,8 +85,8 @@ class Fields:
                 yield name, value
 
     def number(self, name: str, default: Any = REQUIRED, *, zero: bool = False) -> Any:
-        """Return a positive number below 1e30, or possibly zero if `zero` is true. An integer is converted to a float, since some files
-        write floats as integers. If the field is absent, return the default. Raise ConfigError as `integer` does."""
+        """Return a positive number below 1e30, or zero if `zero` is true. An integer is converted to a float, since some files write floats
+        as integers. If the field is absent, return the default. Raise ConfigError as `integer` does."""
         expected = "a positive number or zero" if zero else "a positive number"
         value = self._get(name, default, expected, lambda v: type(v) in (int, float) and (0 < v < 1e30 or (zero and v == 0)))
         return float(value) if type(value) is int else value
@@ -99,7 +100,7 @@ class Fields:
         return self._get(name, default, "a text", lambda v: isinstance(v, str))
 
     def numbers(self, name: str, length: int) -> tuple[float, ...]:
-        """Return the positive numbers of a list with this length. Raise ConfigError if the field is absent or anything else."""
+        """Return the numbers of a list of `length` positive numbers. Raise ConfigError if the field is absent or anything else."""
 
         def fits(value: Any) -> bool:
             return isinstance(value, list) and len(value) == length and all(type(v) in (int, float) and 0 < v < 1e30 for v in value)
@@ -108,8 +109,8 @@ class Fields:
 
     def fields(self, name: str, defaults: Mapping[str, Any] = EMPTY, overrides: Mapping[str, Any] = EMPTY) -> Fields:
         """Return the object in a field; an absent field counts as an empty object. `defaults` supplies fields that the object lacks, but
-        does not replace null, and `overrides` adds or replaces fields. Later calls return the same object, and ignore these arguments.
-        Raise ConfigError if the field is no object."""
+        does not replace null, and `overrides` adds or replaces fields. Later calls for the field return the same object, and ignore
+        `defaults` and `overrides`. Raise ConfigError if the field is no object."""
         if name not in self._nested:
             nested = Fields(self.raw(name, {}), f"{name} of {self.where}")
             nested.values = {**defaults, **nested.values, **overrides}
@@ -117,8 +118,8 @@ class Fields:
         return self._nested[name]
 
     def require(self, why: str = "", /, **wanted: bool | float | str | None) -> None:
-        """Raise ConfigError if one of these fields is present and has another value than the given one, the only supported one. `why` ends
-        the message."""
+        """Raise ConfigError if one of these fields is present and has another value than the given one, which is the only supported value.
+        `why` is the end of the message."""
         for name, value in wanted.items():
             found = self.raw(name, value)
             if found != value or isinstance(found, bool) is not isinstance(value, bool):

@@ -1,8 +1,8 @@
-"""Refuse matrices with values that are not finite numbers, since these spread to every answer for which they are read.
+"""Refuse matrices with values that are not finite numbers, since such a value spoils every answer whose computation reads it.
 
-Each load runs a step of one token, and checks that its results are finite. This step reads most weights, but not most rows of an embedding
-table, most experts, and the encoders of images and of audio in conversations. Nearly all that it does not read are matrices, so only
-matrices are checked here. Vectors are not, because some have infinite values on purpose.
+Each load runs a step of one token, and checks that its results are finite. This step reads most weights. It omits most rows of an embedding
+table, most experts and, in most loads, the encoders of images and of audio in conversations. Nearly all tensors that it omits are matrices,
+so this module checks only matrices. Vectors are not checked, because some have infinite values on purpose.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compiler.frontend.weights import Derived, Tensor, WeightSource
 from compiler.ir.blocks import BLOCKS
 from runtime.files import AGAIN
 
-PIECE = 1 << 18  # values that are checked at once, which fit into a cache
+PIECE = 1 << 18  # number of values that are checked at a time; they fit into a CPU's cache
 # for each type of floats: the type of integers of the same size, and the bits of the exponent, which all are 1 in infinity and NaN
 EXPONENTS: Mapping[np.dtype[Any], tuple[type[np.unsignedinteger[Any]], int]] = {
     np.dtype(np.float32): (np.uint32, 0x7F800000),
@@ -29,8 +29,8 @@ EXPONENTS: Mapping[np.dtype[Any], tuple[type[np.unsignedinteger[Any]], int]] = {
 
 
 class Checked(Derived):
-    """A source that checks matrices of floats, and blocks of GGUF files, when they are read. Reading one with a value that is not finite
-    raises DamagedFile."""
+    """A source that checks matrices of floats, and blocks of GGUF files, when they are read. `read` raises DamagedFile if a value is not
+    finite."""
 
     def __init__(self, source: WeightSource) -> None:
         super().__init__(source, source.tensors)

@@ -1,5 +1,5 @@
-"""Emit the encoder of Gemma 4: images of any size are cut into patches, and the connector averages each square of patches that becomes one
-token."""
+"""Emit the encoder of Gemma 4: images of any size are cut into patches, and the connector averages the patches of each square, which
+becomes one token."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Gemma4(LikeDecoders):
         return net.add(*found)
 
     def along(self, points: Var, part: int) -> Var:
-        """Return the columns (part 0) or the rows of patches, [places]."""
+        """Return the columns (part 0) or the rows (part 1) of patches, [places]."""
         axis = 1 - part
         return self.net.reshape(self.net.slice(points, 2, axis, axis + 1), self.places)
 

@@ -2,11 +2,12 @@
 
     hear(samples[n], loudest[1, 1], sounding[hops, 1], slots[frames], cache...) -> encoded[frames, size]
 
-A window has a fixed number of hops, as the model was trained, and its samples reach a little beyond it (`runtime/spectrogram.py`). The
-program computes the log-mel spectrogram (a short-time Fourier transform as a product with a table), two convolutions, the layers of the
-encoder, and for each layer of the decoder the keys and values of all frames, which it appends to the pages of the sequence. `loudest` is
-the largest energy of the whole recording: much lower energies are raised to a floor below it, so that quiet windows stay quiet. `sounding`
-is 1 for hops of the recording and 0 after its end, where the spectrogram is zero.
+A window has the number of hops with which the model was trained. The samples also cover a little audio before and after the window
+(`runtime/spectrogram.py`). The program computes the log-mel spectrogram (a short-time Fourier transform as a product with a table), two
+convolutions, the layers of the encoder, and for each layer of the decoder the keys and values of all frames, which it appends to the pages
+of the sequence. `loudest` is the largest energy of the whole recording: energies below a fixed fraction of it are raised to this fraction,
+so that a quiet window stays quiet beside loud ones. `sounding` is 1 for hops of the recording and 0 after its end, where the spectrogram
+is zero.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ENCODER, DECODER = "model.encoder.", "model.decoder."
 
 
 def add_hearing(net: Net, config: ModelConfig, group: HeardGroup) -> None:
-    """Add the program to the module of the builder."""
+    """Add the program `hear` to the module that `net` builds."""
     hearing = config.hearing
     assert hearing is not None
     i32, f32 = DType.I32, DType.F32
@@ -50,8 +51,8 @@ def add_hearing(net: Net, config: ModelConfig, group: HeardGroup) -> None:
 
 
 def heard_tensors(group: HeardGroup, parts: DimVar) -> tuple[Var, ...]:
-    """Return the inputs that hold the keys and values of audio, with room for `parts` parts, and their scales if they have 8 bits. A page
-    of the group consists of several parts."""
+    """Return the inputs for the cached keys and values of audio, and for their scales if they have 8 bits. The inputs have room for `parts`
+    parts, of which several form a page of the group."""
     return tuple(
         Var(name, tensor(shape, DType(dtype)))
         for name, (shape, dtype) in zip(("heard", "heard_scales"), group.arrays_of(parts), strict=False)
@@ -66,7 +67,7 @@ def _encoded(net: Net, config: ModelConfig, hearing: Hearing, x: Var) -> Var:
     frames = hearing.num_frames
     layers = AudioLayers(net, ENCODER, config.hidden_size, hearing.num_heads, hearing.intermediate_size)
     x = layers.embedded(x, hearing.num_mels, frames, frames)
-    one = Constant(np.zeros(frames, np.int32)), Constant(np.array([0, frames], np.int32))  # the frames are one text
+    one = Constant(np.zeros(frames, np.int32)), Constant(np.array([0, frames], np.int32))  # each frame attends to all frames
     pages = _Pages.of(net, config, hearing) if net.format.coarse_rows else None
     scale = (config.hidden_size // hearing.num_heads) ** -0.5
 
@@ -80,8 +81,8 @@ def _encoded(net: Net, config: ModelConfig, hearing: Hearing, x: Var) -> Var:
 
 @dataclass(slots=True)
 class _Pages:
-    """Pages of 8 bits for the keys and values of one layer of the encoder, where products round their rows to 8 bits: attention then
-    multiplies integers, too. The layers write to the same pages, one after another."""
+    """Pages of 8 bits for the keys and values of one layer of the encoder. They exist if products round their rows to 8 bits, so that
+    attention multiplies integers, too. The layers write to the same pages, one after another."""
 
     cache: Var  # [1, 2, pages, heads, PAGE_SIZE * size]
     scales: Var  # [1, 2, pages, heads, PAGE_SIZE]

@@ -1,4 +1,4 @@
-"""Tensors that checkpoints store one by one, such as those of experts, and programs read as one."""
+"""Join tensors that checkpoints store one by one and programs read as one tensor, such as those of experts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def joint_name(pattern: str) -> str:
 
 
 class Joint(Derived):
-    """A source that joins several tensors of the same shape into one, along a new first axis, when it is read; it then releases them.
-    `members` has the names of these tensors, in order, by the name of the joined one."""
+    """A source that joins several tensors of the same shape along a new first axis when the joint tensor is read, and then releases them.
+    `members` maps the name of each joint tensor to the names of the tensors that it joins, in order."""
 
     def __init__(self, source: WeightSource, members: Mapping[str, tuple[str, ...]]) -> None:
         self.members = members
@@ -46,8 +46,8 @@ class Joint(Derived):
 def joint(source: WeightSource, patterns: Iterable[str]) -> WeightSource:
     """Return the source with joined tensors: tensors whose names differ only in the number for which `*` stands in a pattern become one
     tensor, in the order of their numbers. A pattern is a name within a layer, without the ending such as `.weight`; patterns without `*`
-    are ignored. If their numbers are not 0, 1, 2 and so on, or if one of them has another shape or type, they are not joined, and
-    `Accounting` reports them."""
+    are ignored. Tensors whose numbers are not 0, 1, 2 and so on, or that differ in shape or type, are not joined, so `Accounting` reports
+    them later."""
     found: dict[str, dict[int, str]] = {}
     for pattern in (pattern for pattern in patterns if "*" in pattern):
         before, after = map(re.escape, pattern.split("*"))

@@ -4,14 +4,15 @@ in place of the embeddings of audio tokens.
     listen(frame_ids[n, m], ends[groups], samples[s], loudest[1, 1], sounding[hops, 1]) -> rows[n, hidden size]
 
 A call computes `n` rows of one window, each from `m` frames. The samples cover the hops of these frames and one further hop, which the last
-frame reads beside its own hops. `sounding` is 1 for hops of the window. It is 0 for the further hop if that lies behind the window, where
-the spectrogram is zero. In Qwen2.5-Omni and Qwen3-Omni, `sounding` is 0 for all hops behind the recording. In Qwen2.5-Omni, the second
-convolution does not read these hops either. `loudest` is the largest energy of the whole recording: much lower energies are raised to a
-floor below it. Frames of one group attend to each other, and `ends` says after which frame each group ends. Frames after the end of a
-recording are in a group of their own, unless the model hears every window to its end. A row depends only on its own window.
+frame reads beside its own hops. `sounding` has a factor for the spectrogram of each hop: 1 in the window, and 0 for the further hop if it
+is after the window. In Qwen2.5-Omni and Qwen3-Omni, `sounding` is also 0 for all hops after the end of the recording. In Qwen2.5-Omni, the
+second convolution reads zeros for these hops, too. `loudest` is the largest energy of the whole recording: energies below a fixed fraction
+of it are raised to this fraction. Frames of one group attend to each other: `frame_ids` has the group of each frame, and `ends` the index
+after the last frame of each group. Frames after the end of a recording are in a group of their own, unless the model reads silence up to
+the end of the window. A row depends only on its own window.
 
-In Qwen3-Omni, a call computes `n` whole pieces of a window (`layers/audio_pieces.py`). A piece has `m` frames, and each becomes one row, so
-there are n * m rows. The samples then cover no further hop.
+In Qwen3-Omni, a call computes `n` whole pieces of a window (`layers/audio_pieces.py`). A piece has `m` frames, and each frame becomes one
+row, so there are n * m rows. In such a call, the samples cover no further hop.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from runtime.spectrogram import AROUND, HOP
 ENTRY = "listen"
 ENCODERS = ("model.audio_tower.", "audio_tower.")  # beginnings of the names of weights, in newer and in older files
 CONNECTORS = ("model.multi_modal_projector.", "multi_modal_projector.", "model.audio_tower.projector.", "audio_tower.projector.")
-NEXT = 1  # hops after those of the frames that a call computes
+NEXT = 1  # number of further hops that a call reads after those of its frames
 
 
 def listens(name: str) -> bool:
@@ -47,7 +48,7 @@ def listens(name: str) -> bool:
 
 
 def add_listening(net: Net, config: ModelConfig) -> None:
-    """Add the program to the module of the builder."""
+    """Add the program `listen` to the module that `net` builds."""
     listening = config.listening
     assert listening is not None
     i32, f32 = DType.I32, DType.F32
@@ -73,7 +74,7 @@ def _rows(net: Net, config: ModelConfig, listening: Listening, x: Var, sounding:
     encoder, connector = (
         next(filter(None, (prefix_of(net.dtypes, prefix) for prefix in known)), known[0]) for known in (ENCODERS, CONNECTORS)
     )
-    # Arithmetic, not reading weights, limits the speed, so weights of fewer bits would only cost precision.
+    # Arithmetic, not reading weights, limits the speed of the encoder, so weights of fewer bits would only cost precision.
     format = WeightFormat(32 if net.format.bits == 32 else 16)
     layers = AudioLayers(
         net, encoder, size, listening.num_heads, listening.intermediate_size, format, POSITIONS if listening.sinusoids else ""

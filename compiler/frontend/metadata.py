@@ -9,7 +9,7 @@ from compiler.frontend.fields import Fields
 
 # Shell patterns of field names.
 METADATA = (
-    # names, versions, and classes of transformers
+    # names, versions, and the classes that transformers uses
     *(
         "_*",
         "name_or_path",
@@ -38,13 +38,13 @@ METADATA = (
     *("num_return_sequences", "*_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids"),
     *("remove_invalid_values", "prefix"),
 )
-# fields -> values that select the default behaviour
+# field -> the value that selects the supported behaviour
 NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "is_decoder": True, "activation": "swiglu"}
 
 
 def require_read(fields: Fields, model_type: str) -> None:
-    """Raise ConfigError if the family left fields unread that are neither in METADATA nor have the value in NEUTRAL: they might change what
-    the model computes."""
+    """Raise ConfigError if the family left fields unread that neither match METADATA nor have the value in NEUTRAL: such fields might
+    change what the model computes."""
     found = {path: value for path, value in fields.unread() if not _may_stay_unread(path.rpartition(".")[2], value)}
     if found:
         raise ConfigError(

@@ -43,24 +43,24 @@ class Mixture:
     size: int  # intermediate size of an expert
     outer_size: int | None = None  # input and output size of an expert; None: the size of the residual stream
     scoring: Scoring = Scoring.SOFTMAX
-    # SparseMixer computes the routing weights, each by a softmax over the logits whose relative distance to the expert's own is at most
-    # this limit. None: `scoring` says how the routing weights are computed.
+    # If given, SparseMixer computes the routing weights. The weight of an expert is its share in a softmax over the logits whose relative
+    # distance to the expert's logit is at most this limit. None: `scoring` says how the routing weights are computed.
     sparse_limit: float | None = None
-    normalized: bool = True  # divide the routing weights of the chosen experts by their sum; without effect if `sparse_limit` is given
+    normalized: bool = True  # whether routing weights of chosen experts are divided by their sum; no effect if `sparse_limit` is given
     scale: float = 1.0  # factor that multiplies the routing weights after normalisation
     scales_inputs: bool = False  # whether a routing weight multiplies an expert's input instead of its output; a token then has one expert
-    num_groups: int = 1  # number of groups of experts; a token chooses among the experts of its best groups
-    num_chosen_groups: int = 1  # number of these best groups
+    num_groups: int = 1  # number of groups of experts; the experts of a token are chosen from its best groups
+    num_chosen_groups: int = 1  # number of best groups from which the experts of a token are chosen
     shared_size: int = 0  # intermediate size of the shared expert, which processes every token; 0: no shared expert
     dense_layers: frozenset[int] = frozenset()  # numbers of the layers with a plain MLP instead of experts
     bias: bool = False  # true if the router and the experts have biases
-    clipped: ClippedGate | None = None  # combines gate and up projection; None: the activation of the configuration combines them
+    clipped: ClippedGate | None = None  # how gate and up projection are combined; None: by the activation of the configuration
 
 
 def read_mixture(fields: Fields, num_experts: str, size: str, *, normalized: bool | None = None) -> Mixture:
     """Read the fields that most families have. `num_experts` and `size` are the family's names of the fields for the number of experts and
-    their intermediate size. Newer files call the number `num_local_experts` instead. If `normalized` is given, `norm_topk_prob` is not
-    read."""
+    their intermediate size. In newer files, `num_local_experts` states the number of experts instead. If `normalized` is given, the field
+    `norm_topk_prob` is not read."""
     if NEW_NAME in fields:
         fields.skip(num_experts)
         num_experts = NEW_NAME
@@ -85,7 +85,7 @@ class ExpertNames:
     gate: str | None = "mlp.experts.*.gate_proj"  # None: experts have an activation but no gate
     up: str = "mlp.experts.*.up_proj"
     down: str = "mlp.experts.*.down_proj"
-    correction: str | None = None  # bias that is added to the scores for choosing experts, but not for their weights
+    correction: str | None = None  # bias that is added to scores when experts are chosen, but not in their routing weights
     correction_rank: int = 1  # 2: the bias is stored with a leading axis of extent 1
     scales: str | None = None  # factors that multiply each expert's routing weight
     shared: str | None = None  # the shared expert, which processes every token
@@ -103,7 +103,7 @@ class ExpertNames:
 
     @property
     def by_gguf_name(self) -> dict[str, str]:
-        """The names in programs, by the names in GGUF files, which are the same in all families."""
+        """A map from names in GGUF files, which are the same in all families, to names in programs."""
         found = {"ffn_gate_inp": self.router, "ffn_gate_exps": self.gate, "ffn_up_exps": self.up, "ffn_down_exps": self.down}
         found |= {"exp_probs_b.bias": self.correction, "ffn_down_exps.scale": self.scales, "ffn_gate_inp_shexp": self.shared_gate}
         if self.shared is not None:
@@ -129,11 +129,11 @@ class StackedPart:
 
 class StackedExperts(Derived):
     """A source whose file has the gate and up projections of all experts in one tensor, with alternating rows or in halves, and their down
-    projections in another one. If the name of a stored tensor ends with `.weight`, or with the name of a part of it as in quantised
-    checkpoints, it is stored as [experts, out, in]. Without such an ending, it is stored as [experts, in, out] if rows alternate or the
-    family says `inputs_first`, and otherwise as [experts, out, in]. Biases are stored as [experts, out].
+    projections in another one. If the name of a stored tensor ends with `.weight`, or with `.weight` and the name of a part as in quantised
+    checkpoints, the tensor is stored as [experts, out, in]. Without such an ending, it is stored as [experts, in, out] if rows alternate or
+    the family says `inputs_first`, and otherwise as [experts, out, in]. Biases are stored as [experts, out].
 
-    A stored tensor stays in memory until all its parts were read, since reading it may require decoding it.
+    A stored tensor stays in memory until all its parts are read, since reading it again may require decoding it again.
     """
 
     def __init__(self, source: WeightSource, names: ExpertNames) -> None:
@@ -158,7 +158,7 @@ class StackedExperts(Derived):
         self.source.release(self.parts[name].stored if name in self.parts else name)
 
     def _whole(self, name: str, stored: str) -> Tensor:
-        """Return a stored tensor, from which the tensor `name` is read now. Forget it if no other tensor is to be read from it."""
+        """Return the stored tensor that contains the tensor `name`. Forget it if all other tensors that it contains have been read."""
         if stored not in self._begun:
             self._begun[stored] = self.source.read(stored), {other for other, part in self.parts.items() if part.stored == stored}
         tensor, unread = self._begun[stored]
@@ -169,7 +169,7 @@ class StackedExperts(Derived):
 
     def _parts_of(self, stored: str) -> Iterator[tuple[str, StackedPart]]:
         """Yield the program's tensors whose values are in the stored tensor `stored`. Yield nothing if its name is not that of stacked
-        experts, or if it has an unexpected shape; `Accounting` then reports this tensor."""
+        experts, or if it has an unexpected shape, which `Accounting` reports later."""
         assert self.names.stacked is not None
         both, down = map(re.escape, self.names.stacked)
         pattern = rf"(.*\.)(?:({both})|{down})(_bias|\.weight(?:\.\w+)?|)"

@@ -1,10 +1,10 @@
-"""Choose whether the products of a program may round their operands to bf16, so that a machine can multiply them by its units for bf16.
+"""Choose whether the products of a program may round their operands to bf16, so that a machine can multiply them with its units for bf16.
 
-Such units (AMD's instructions for bf16, AMX, tensor cores) add in different orders. Without them, products multiply integers, or f32 in
-one order, and have the same bits on all machines with fused multiply-add.
+Such units (AMD's instructions for bf16, AMX, tensor cores) sum products in orders that differ from unit to unit. Products that do not use
+such units multiply integers, or sum f32 in one order, and have the same bits on all machines with fused multiply-add.
 
-A GPU's tensor cores always round in their own way, so programs for a GPU are built with `fast`. Then attention of a model with quantised
-weights uses tensor cores, too.
+A GPU's tensor cores always round in their own way, so programs for a GPU are built with `fast`. With `fast`, attention uses tensor cores
+even if the weights of the model are quantised.
 """
 
 from __future__ import annotations

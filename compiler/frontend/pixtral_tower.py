@@ -50,8 +50,8 @@ class Pixtral(LikeDecoders):
         return self.net.linear(x, f"{self.connector}{name}", in_size, size, bias=self.vision.connector_bias, format=self.format)
 
     def united(self, x: Var) -> Var:
-        """Return a vector for each square, [squares, hidden size of the encoder]. The inputs of the checkpoint's matrix are ordered by
-        element, then by patch; those of a joined square by patch, then by element."""
+        """Return a vector for each square, [squares, hidden size of the encoder]. The checkpoint orders the inputs of its matrix by
+        element, then by patch. They are reordered like the elements of a joined square: by patch, then by element."""
         net, own, count = self.net, self.vision.hidden_size, self.vision.num_patches
         w = net.reshape(net.weight(f"{self.connector}patch_merger.merging_layer.weight", own, own * count), own, own, count)
         matrix = net.reshape(net.call(PERMUTE_DIMS, w, axes=(0, 2, 1)), own, count * own)

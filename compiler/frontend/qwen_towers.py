@@ -48,7 +48,8 @@ class Qwen2(AnySize):
 
 
 class Qwen2_5(LikeDecoders, Qwen2):
-    """The encoder of Qwen2.5-VL and Qwen2.5-Omni: patches attend within windows, and layers are like those of decoders."""
+    """The encoder of Qwen2.5-VL and Qwen2.5-Omni: in most layers, a patch attends only to patches of its window. Layers have the norms and
+    the MLP of decoders."""
 
 
 class Qwen3(Qwen2):

@@ -27,7 +27,7 @@ class CannotDivide(ModelError):
 
 def require_divisible(config: ModelConfig, num_ranks: int) -> None:
     """Raise CannotDivide if the model is of a kind without a division over ranks, such as an encoder, or if the number of ranks does not
-    divide one of its sizes. For the number of key and value heads, the number of ranks may also be a multiple."""
+    divide one of its sizes. The number of ranks may also be a multiple of the number of key and value heads."""
     family = decoder_family(config.family) if config.is_causal else None
     obstacles = {
         **config.beyond_text,
@@ -53,7 +53,7 @@ def require_divisible(config: ModelConfig, num_ranks: int) -> None:
 
 def of_rank(config: ModelConfig, num_ranks: int) -> ModelConfig:
     """Return the configuration of what one rank computes. If there are more ranks than heads of keys and values, several ranks have the
-    same head. Raise CannotDivide if the model cannot be divided over this number of ranks."""
+    same head of keys and values. Raise CannotDivide if the model cannot be divided over this number of ranks."""
     if num_ranks == 1:
         return config
     require_divisible(config, num_ranks)
@@ -76,9 +76,9 @@ def shapes_of(module: IRModule) -> Mapping[str, Shape]:
 
 
 class RankWeights(Derived):
-    """The weights of one rank. `shapes` has the shapes that the program of a rank wants. A tensor that has more rows is cut into parts of
-    the wanted size, and ranks have the parts in order. If there are fewer parts than ranks, neighbours have the same part. Raise
-    CannotDivide if a tensor cannot be cut so."""
+    """The weights of one rank. `shapes` has the shapes that the program of a rank needs. A tensor with more rows is cut into parts of the
+    needed shape, and ranks have the parts in order. If there are fewer parts than ranks, neighbouring ranks have the same part. Raise
+    CannotDivide if a tensor cannot be cut into such parts."""
 
     def __init__(self, whole: WeightSource, shapes: Mapping[str, Shape], rank: int, num_ranks: int) -> None:
         self._rank, self._num_ranks = rank, num_ranks

@@ -32,10 +32,10 @@ class Recurrence:
     convolution_bias: bool = False
     input_bias: bool = False
     output_bias: bool = False
-    tiled: bool = False  # value head i reads key head i % num_keys; otherwise adjacent value heads read the same key head
+    tiled: bool = False  # whether value head i reads key head i % num_keys; otherwise adjacent value heads read the same key head
     # The fields below concern Mamba-2.
     has_norm: bool = True  # whether the result of the scan is normalised before the output projection
-    gated_behind_norm: bool = False  # the gate is applied after the norm instead of before
+    gated_behind_norm: bool = False  # whether the gate is applied after the norm instead of before it
     # `factors` multiply the projected gate, values, keys, queries and step sizes.
     factors: tuple[float, float, float, float, float] | None = None
 

@@ -1,5 +1,5 @@
-"""The registry of families: the `FAMILY` of every module of compiler/frontend/families, by the model types that it reads. A module is found
-without registration. Also read the configuration of a model directory by the family that reads its model type."""
+"""The registry of families: it maps each model type to the `FAMILY` that reads it, and finds all modules of compiler/frontend/families
+without registration. This module also reads the configuration of a model directory, through the family of its model type."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ADAPTER = "adapter_config.json"  # the configuration of an adapter, in the forma
 
 def _gguf_families() -> dict[str, list[tuple[Gguf, str]]]:
     """Map each `general.architecture` to the `Gguf` and the first model type of each of its families. If families share an architecture,
-    those with a mark come first."""
+    those with `Gguf.mark` come first."""
     found: dict[str, list[tuple[Gguf, str]]] = {}
     for family in (module.FAMILY for module in _MODULES):
         if isinstance(family, DecoderFamily) and (gguf := family.gguf) is not None:
@@ -98,12 +98,13 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def read_config(directory: Path) -> Mapping[str, Any]:
-    """Return the fields of a model directory's config.json. Raise ModelError if the directory has none, or has an adapter with weights
-    beside it, and ConfigError if the file cannot be read."""
+    """Return the fields of a model directory's config.json. Raise ModelError if the directory has no such file, or also has an adapter with
+    weights, and ConfigError if the file cannot be read."""
     if not is_there(file := directory / "config.json"):
         raise ModelError(f"{directory} has no config.json; {_what_is_there(directory)}")
-    # With peft, transformers applies the adapter: version 4 to the base that it names, without reading the weights beside it, and later
-    # releases of version 5 to these weights. Nothing says whether the weights have the adapter already.
+    # If peft is installed, transformers applies the adapter. Version 4 applies it to the base model that the adapter names, and does not
+    # read the weights in the directory. Later releases of version 5 apply it to the weights in the directory. No file says whether these
+    # weights already contain the adapter.
     if is_there(directory / ADAPTER) and any(map(is_there, directory.glob("adapter_model.*"))):
         text = f"{directory} has {ADAPTER} beside its config.json: {_adapter_in(directory)}"
         raise ModelError(f"{text}. If the weights have the adapter already, load a copy of the folder without {ADAPTER}")
@@ -111,8 +112,8 @@ def read_config(directory: Path) -> Mapping[str, Any]:
 
 
 def config_of(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration of a model directory, whose config.json has these fields; other files of it state the rest. Raise
-    ModelError if no family reads them, or if one of the files is damaged or states something that is not supported."""
+    """Return the configuration of a model directory, given the fields of its config.json; other files of the directory complete it. Raise
+    ModelError if no family reads the model type, or if one of the files is damaged or states something that is not supported."""
     config = parse_config(values)
     config = replace(config, embedding=load_embedding(directory, config.embedding))
     if (hearing := config.hearing) is not None:
@@ -153,13 +154,13 @@ def parse_config(values: object) -> ModelConfig:
     """Parse the content of a config.json. Raise UnknownModel if no family reads its model type, and ConfigError if a field is missing, is
     not known, or has an unsupported value."""
     fields = Fields(values, "config.json")
-    fields.skip(*QUANTISATION)  # `compiler/frontend/quantized` reads the field
+    fields.skip(*QUANTISATION)  # `compiler/frontend/quantized` reads these fields
     fields.skip(*JUDGING)  # `read_verdict` reads these fields
     model_type = fields.text("model_type")
     family = FAMILIES.get(model_type)
     if family is None:
         raise UnknownModel(f"model_type {model_type!r} is not known; known are {', '.join(sorted(FAMILIES))}")
-    if fields.raw("transformers_weights", WHOLE_FILE) not in (WHOLE_FILE, INDEX_FILE):  # the file that transformers reads
+    if fields.raw("transformers_weights", WHOLE_FILE) not in (WHOLE_FILE, INDEX_FILE):  # names the file that transformers reads
         raise fields.error("transformers_weights", f"{WHOLE_FILE} or {INDEX_FILE}: no other file is read")
     if not fields.flag("is_causal", True):
         family = BOTH_WAYS.get(model_type, family)

@@ -1,5 +1,5 @@
-"""Rerankers that are decoders: the prompt has a query and a document. The score compares the logits of two tokens after the prompt, or is
-the output of a classification head."""
+"""Rerankers that are decoders: the prompt has a query and a document. The score is computed from the logits of two tokens after the prompt,
+or from the output of a classification head."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ QWEN3 = PairPrompt(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The ids of the two tokens whose logits are compared: the logit of `yes` minus the logit of `no` is the output of the single class."""
+    """The ids of the two tokens whose logits give the score: the logit of `yes` minus the logit of `no` is the output of the only class."""
 
     yes: int
     no: int
 
 
 def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_size: int) -> tuple[Classes, Verdict] | None:
-    """Return the classes of a reranker, and the verdict: the two tokens whose logits give the score. Return None if the files do not
-    describe such a reranker. They describe one by a module of sentence-transformers, by a field of config.json, or by the chat template of
-    Qwen3-Reranker. Raise ConfigError if they describe one that is not supported."""
+    """Return the classes of a reranker, and the verdict: the two tokens whose logits give the score. The files of such a reranker have a
+    certain module of sentence-transformers, a certain field of config.json, or the chat template of Qwen3-Reranker. Return None if they
+    have none of these. Raise ConfigError if they describe a reranker that is not supported."""
     found = _tokens_of_module(directory) or _tokens_of_field(directory, config)
     if found is None and family == FAMILY and _is_causal(config) and _has_template(directory):
         found = _tokens_of_words(directory, f"the chat template is that of Qwen3-Reranker; state {FIELDS[0]} in config.json", *WORDS)
@@ -67,7 +67,8 @@ def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_
 
 def read_pair_prompt(directory: Path, family: str, classes: Classes, verdict: Verdict | None) -> PairPrompt | None:
     """Return the prompt around a pair of texts, or None if the tokenizer joins the texts. A model with a verdict has the prompt of
-    Qwen3-Reranker. Conversions of that model to a classification head have no verdict, but keep its chat template."""
+    Qwen3-Reranker. A conversion of Qwen3-Reranker to a classification head also has this prompt: it has no verdict, but the same chat
+    template."""
     converted = family == FAMILY and len(classes.names) == 1 and _has_template(directory)
     return QWEN3 if verdict is not None or converted else None
 
@@ -90,7 +91,7 @@ def _tokens_of_module(directory: Path) -> tuple[int, int] | None:
 
 
 def _text_of(path: Path) -> str:
-    """Return the text of a file, with escaped quotes of JSON unescaped, or "" if there is no file."""
+    """Return the text of a file, with plain quotes in place of quotes that JSON escapes, or "" if there is no file."""
     return path.read_text(errors="replace").replace('\\"', '"') if is_there(path) else ""
 
 
@@ -106,7 +107,7 @@ def _tokens_of_field(directory: Path, config: Mapping[str, Any]) -> tuple[int, i
 
 
 def _tokens_of_words(directory: Path, reason: str, no: str, yes: str) -> tuple[int, int]:
-    """Return the ids of two tokens, that of `yes` first. If tokenizer.json lacks one of them, raise a ConfigError that begins with
+    """Return the ids of two tokens, that of `yes` first. If tokenizer.json lacks one of them, raise a ConfigError whose message begins with
     `reason`."""
     vocabulary = _vocabulary(directory)
     if absent := [word for word in (no, yes) if word not in vocabulary]:
@@ -115,7 +116,7 @@ def _tokens_of_words(directory: Path, reason: str, no: str, yes: str) -> tuple[i
 
 
 def _is_causal(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json describes a model that generates text, without a classification head, as that of Qwen3-Reranker does."""
+    """Return whether config.json describes a model that generates text, without a classification head, as Qwen3-Reranker's file does."""
     stated = config.get("architectures")
     return isinstance(stated, list) and any(isinstance(name, str) and name.endswith("ForCausalLM") for name in stated)
 

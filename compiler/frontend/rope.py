@@ -24,8 +24,8 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """The base grows with the context beyond the declared one. The longest context served determines the base, not the present length of
-    a sequence, since cached keys keep their rotation."""
+    """The base of the frequencies grows if the context is longer than the declared one. The longest context that is served determines the
+    base, not the present length of a sequence, since the rotation of cached keys cannot change."""
 
     factor: float
     declared_context: int
@@ -43,32 +43,32 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """The frequency of each pair is interpolated according to the number of turns that the pair makes within the original context, and cos
-    and sin are scaled (Peng et al., arXiv 2309.00071)."""
+    """The frequency of each pair is interpolated between itself and itself divided by the factor, according to the number of turns that the
+    pair makes within the original context. Cosines and sines are scaled (Peng et al., arXiv 2309.00071)."""
 
     factor: float
     original_context: int
     beta_fast: float
     beta_slow: float
     attention_factor: float
-    truncate: bool  # round the bounds of the interpolation to whole dimensions
+    truncate: bool  # whether the indices of the pairs between which frequencies are interpolated are rounded to integers
 
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
     """Each pair has a divisor, from one list for contexts up to the original length and from another list for longer contexts (Ding et al.,
-    arXiv 2402.13753). The longest context served determines the list, as cached keys keep their rotation."""
+    arXiv 2402.13753). The longest context that is served determines the list, since the rotation of cached keys cannot change."""
 
     short_factors: tuple[float, ...]
     long_factors: tuple[float, ...]
     original_context: int
-    attention_factors: tuple[float, float]  # factors of cos and sin, for the same two ranges of contexts
+    attention_factors: tuple[float, float]  # factors of cos and sin: for contexts up to the original length, and for longer ones
 
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """The first `num_turning` pairs rotate at the frequencies that they have if all pairs rotate, divided by `factor`; the other pairs do
-    not rotate."""
+    """The first `num_turning` pairs of a head rotate, at the frequencies of a rope over the whole head, divided by `factor`. The other
+    pairs do not rotate."""
 
     num_turning: int
     factor: float
@@ -79,13 +79,14 @@ RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | Lon
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotation of queries and keys by the positions of their tokens: the angle of each pair of dimensions."""
+    """How queries and keys are rotated by the positions of their tokens: each pair of dimensions by an angle proportional to the
+    position."""
 
     theta: float  # base: without scaling, pair i turns by theta^(-2i / size) radians per position
     size: int  # number of rotated dimensions, the first ones of a head; dimensions i and i + size / 2 are a pair
     scaling: RopeScaling | None = None
-    interleaved: bool = False  # dimensions 2i and 2i + 1 are a pair instead
-    axes: tuple[int, ...] = ()  # per pair: the axis whose coordinate rotates it, if tokens have three; empty: tokens have one position
+    interleaved: bool = False  # whether dimensions 2i and 2i + 1 are a pair instead
+    axes: tuple[int, ...] = ()  # per pair: the axis by whose coordinate it rotates, if tokens have three; empty: tokens have one position
 
     def frequencies(self, context: int) -> tuple[NDArray[np.float32], float]:
         """Return the radians per position of each pair, [size / 2], and the factor that multiplies cos and sin, for a context of at most
@@ -152,9 +153,9 @@ def _yarn(plain: NDArray[np.float64], theta: float, scaling: YarnScaling) -> NDA
 
 def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_type: str | None = None) -> Rope:
     """Read `rope_parameters`, the field since transformers 5, which may have an entry per layer type, or the older `rope_theta` and
-    `rope_scaling`. `theta` is the base if no field states it. If `layer_type` is given, its entry counts if there is one. Raise ConfigError
-    for a scaling that is not supported, or if not a positive, even number of a head's dimensions rotates; with proportional scaling, any
-    number may rotate, and an odd one is rounded down."""
+    `rope_scaling`. `theta` is the base if no field states it. If `layer_type` is given and has an entry, read this entry. Raise ConfigError
+    for a scaling that is not supported, or if the number of dimensions of a head that rotate is odd, less than 2 or larger than the head.
+    With proportional scaling, any number may rotate, and an odd number is rounded down."""
     fields = rope_fields(config)
     if layer_type is not None and layer_type in fields:
         fields = fields.fields(layer_type)
@@ -169,8 +170,8 @@ def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_ty
 
 
 def rope_fields(config: Fields, overrides: Mapping[str, Any] = EMPTY) -> Fields:
-    """Return the fields in `rope_parameters`, or in the older `rope_scaling`; none if both are absent. If this is the first call,
-    `overrides` adds or replaces fields."""
+    """Return the fields in `rope_parameters`, or in the older `rope_scaling`; none if both are absent. `overrides` adds or replaces fields,
+    but only in the first call for a configuration."""
     return config.fields("rope_parameters" if "rope_parameters" in config else "rope_scaling", overrides=overrides)
 
 
@@ -179,8 +180,8 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
     declared = config.integer("max_position_embeddings", 2048)
     original = fields.integer("original_max_position_embeddings", config.integer("original_max_position_embeddings", declared))
     kind = fields.text("rope_type", fields.text("type", "default"))
-    # These say which coordinate of an image token rotates which pair: see `read_axes`. They do not matter to models that read only text,
-    # since a text token has three equal coordinates.
+    # `read_axes` reads these fields, which say by which coordinate of an image token each pair rotates. Models that read only text do not
+    # need them, since the three coordinates of a text token are equal.
     fields.skip("mrope_section", "mrope_interleaved")
     match kind:
         case "default" | "mrope":
@@ -190,7 +191,7 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
         case "dynamic":
             if size < 4:
                 raise ConfigError(f"a rope with dynamic scaling rotates {size} dimensions; expected at least 4")
-            return DynamicScaling(_at_least_one(fields, "factor"), declared)  # transformers ignores the original context here
+            return DynamicScaling(_at_least_one(fields, "factor"), declared)  # transformers ignores `original` in this case
         case "llama3":
             low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
             if not low <= high:
@@ -217,9 +218,10 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
 
 
 def read_axes(config: Fields, num_pairs: int, default: tuple[int, int, int], *, interleaved: bool) -> tuple[int, ...]:
-    """Return the axis whose coordinate rotates each pair. `mrope_section`, or else `default`, has the number of pairs of each of the three
-    axes. The pairs of an axis are adjacent or, if they are interleaved, the axes take turns, and the first axis also has all pairs that are
-    left. Raise ConfigError if the numbers do not add up to `num_pairs`, or if the fields state another order than `interleaved`."""
+    """Return, for each pair, the axis by whose coordinate it rotates. `mrope_section`, or else `default`, has the number of pairs of each
+    of the three axes. Unless pairs are `interleaved`, the pairs of an axis are adjacent. If they are interleaved, the axes take turns, and
+    the first axis also has the pairs that are left when the other axes have all of theirs. Raise ConfigError if `mrope_section` is
+    malformed, if its numbers do not add up to `num_pairs`, or if the fields contradict `interleaved`."""
     fields = rope_fields(config)
     sections = fields.raw("mrope_section", list(default))
     if not isinstance(sections, list) or len(sections) != 3 or any(type(count) is not int or count < 0 for count in sections):
@@ -240,7 +242,7 @@ def _at_least_one(fields: Fields, name: str) -> float:
 
 def _yarn_attention_factor(fields: Fields, factor: float) -> float:
     """Return the factor that multiplies cos and sin: `attention_factor`, or else the usual factor times `attn_factor`. The usual factor
-    follows from the factor of the scaling, and from `mscale` and `mscale_all_dim` if both are given."""
+    is computed from the factor of the scaling, and from `mscale` and `mscale_all_dim` if both are given."""
 
     def strength(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

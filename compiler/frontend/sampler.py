@@ -1,9 +1,9 @@
-"""Two programs that accompany a model's step: one draws tokens from the step's logits, one computes the log-probabilities of given tokens.
+"""Two programs that run after a model's step: one draws tokens from the step's logits, one computes log-probabilities of given tokens.
 
-    sample(logits[r, vocabulary], rows[n], ...) -> tokens[n], distances[n], totals[n], ranks[n], top_ids[n, .], top_distances[n, .]
+    sample(logits[r, vocabulary], rows[n], ...) -> tokens[n], distances[n], totals[n], ranks[n], top_ids[n, m], top_distances[n, m]
     logprobs(logits[r, vocabulary], rows[n], tokens[n], tops[n]) -> the same results except tokens
 
-`runtime.sampling` defines the operands and results. Both programs read the logits from the buffer that the step wrote.
+`runtime.sampling` defines the operands and results; `m` is its NUM_TOP. Both programs read the logits from the buffer that the step wrote.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAMPLE_ENTRY, LOGPROBS_ENTRY = "sample", "logprobs"
 
 
 def build_sampler(vocab_size: int, max_rows: int, beside: IRModule | None = None) -> IRModule:
-    """Return a module with the sampling functions. It also has the functions of the module `beside`, if that is given."""
+    """Return a module with both programs, and with the functions of the module `beside` if it is given."""
     builder = Builder(beside)
     _add(builder, SAMPLE_ENTRY, SAMPLE, SAMPLE_OPERANDS, _sample_shapes(vocab_size, max_rows))
     _add(builder, LOGPROBS_ENTRY, TOKEN_LOGPROBS, LOGPROB_OPERANDS, _logprob_shapes(vocab_size, max_rows))

@@ -31,17 +31,17 @@ ENCODERS = {  # encoders of crops of any size
     Tower.GEMMA4: Gemma4,
     Tower.GLM4V: Glm4v,
 }
-TAPS = 4  # entries of the table of positions between which a patch lies
+TAPS = 4  # number of vectors of the table of positions from which the position vector of a patch is interpolated
 
 
 def most_crops(vision: Vision) -> int:
-    """Return how many crops one call of the program takes at most. Crops of one size must also have at most MOST_PATCHES patches
-    together, unless a single crop has more."""
+    """Return the largest number of crops in one call of the program. If crops have one size, all crops of a call must have at most
+    MOST_PATCHES patches together, unless a single crop has more."""
     return vision.at_once if vision.any_size else max(1, min(vision.at_once, MOST_PATCHES // vision.num_patches))
 
 
 def add_seeing(net: Net, config: ModelConfig) -> None:
-    """Add the program to the module of the builder."""
+    """Add the program `see` to the module that `net` builds."""
     vision, size = config.vision, config.hidden_size if config.is_causal else config.embedding.size_of(config.hidden_size)
     assert vision is not None
     n, i32 = DimVar("n", 1, most_crops(vision)), DType.I32

@@ -1,5 +1,5 @@
 """How token vectors become one vector per text, as the files of sentence-transformers in a model directory describe it: by pooling, then by
-projections, then by normalisation. The files also state prompts, and the length of texts."""
+projections, then by normalisation. The files also state prompts, and the maximum length of texts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POOLING_MODES = {
     "weightedmean_tokens": Pooling.WEIGHTED_MEAN,
     "mean_sqrt_len_tokens": Pooling.ROOT_MEAN,
 }
-# Values of the field `pooling_mode`, which newer files have instead.
+# Values of the field `pooling_mode`, which newer files have instead of the fields `pooling_mode_*`.
 POOLING_NAMES = {
     "mean": Pooling.MEAN,
     "cls": Pooling.CLS,
@@ -45,12 +45,12 @@ POOLING_NAMES = {
 }
 
 
-# The first of these files that exists is read. The first versions of sentence-transformers named the file by the kind of model.
+# The first of these files that exists is read. The first versions of sentence-transformers named the file after the kind of model.
 SENTENCE_FILES = tuple(
     f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-MOST_TOKENS = 8192  # the tokenizer's file counts as a statement of the longest text only up to this number of tokens
-# The modules that a module may follow; others may follow any.
+MOST_TOKENS = 8192  # if the tokenizer's file states a larger maximum length, it is not taken as the longest text of an embedding model
+# Kind of a module -> the kinds of modules that it may follow directly. Kinds that are not listed may follow any kind.
 FOLLOWS = {"Transformer": ("Transformer",), "Pooling": ("Transformer", "LogitScore"), "Dense": ("Pooling", "Dense")}
 DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
 
@@ -78,7 +78,7 @@ class EmbeddingConfig:
     max_tokens: int | None = None  # longest text that the files state, often less than the context; None: they state none
     dense: tuple[Dense, ...] = ()
     is_stated: bool = False  # whether the model's files state the pooling
-    projected_size: int | None = None  # elements of a vector that the model itself projects after pooling; None: it projects none
+    projected_size: int | None = None  # size to which the model itself projects pooled vectors; None: it does not project them
 
     def size_of(self, hidden_size: int) -> int:
         """Return the size of an embedding, given the hidden size of the model."""
@@ -86,8 +86,8 @@ class EmbeddingConfig:
 
 
 def load_embedding(directory: Path, default: EmbeddingConfig) -> EmbeddingConfig:
-    """Read from the files of sentence-transformers how texts are embedded. Without these files, it is the family's `default`. Raise
-    ConfigError if they ask for something that is not supported."""
+    """Read from the files of sentence-transformers how texts are embedded. Without these files, return the family's `default`. Raise
+    ConfigError if the files state something that is not supported."""
     stated = next((file for file in SENTENCE_FILES if is_there(directory / file)), SENTENCE_FILES[0])
     sentence, prompts = (_load(directory / file) for file in (stated, "config_sentence_transformers.json"))
     if sentence.flag("do_lower_case", False) and not _tokenizer_lowers(directory):
@@ -107,16 +107,16 @@ def load_embedding(directory: Path, default: EmbeddingConfig) -> EmbeddingConfig
 
 
 def _length_of_tokenizer(directory: Path) -> int | None:
-    """Return the length of the longest text that the tokenizer's file states, or None if it states none, or one above MOST_TOKENS. Newer
-    versions of sentence-transformers store it there. But files of tokenizers without a limit state a huge number, and files that come from
-    a decoder state its context."""
+    """Return the maximum number of tokens of a text that the tokenizer's file states, or None if it states none, or one above MOST_TOKENS.
+    Newer versions of sentence-transformers store the length of the longest text in this file. But the file of a tokenizer without a limit
+    states a huge number, and a file that comes from a decoder states the decoder's context."""
     found = _load(directory / "tokenizer_config.json").raw("model_max_length")
     return found if type(found) is int and 0 < found <= MOST_TOKENS else None
 
 
 def _tokenizer_lowers(directory: Path) -> bool:
-    """Return whether the normalizer of tokenizer.json makes texts lower case. If it does, texts that are made lower case before have the
-    same tokens, except that of a capital sigma at the end of a word."""
+    """Return whether the normalizer of tokenizer.json makes texts lower case. If it does, the setting `do_lower_case` of
+    sentence-transformers changes no tokens, except that of a capital sigma at the end of a word."""
     if not is_there(file := directory / "tokenizer.json"):
         return False
     return _lowers(Fields(read_json(file, most_bytes=MAX_TOKENIZER_BYTES), file.name).raw("normalizer"))
@@ -157,7 +157,7 @@ def settings_of(module: Fields, directory: Path) -> Fields:
 
 def _read_modules(modules: Any, directory: Path, default: EmbeddingConfig) -> EmbeddingConfig:
     """Read the modules: pooling, then projections, then normalisation, each optional. Without a module for pooling, the pooling is that of
-    `default`; without one for normalisation, embeddings are not normalised. `reranker.py` reads a module `LogitScore`. Raise ConfigError
+    `default`; without one for normalisation, embeddings are not normalised. `reranker.py` reads the module `LogitScore`. Raise ConfigError
     for other modules or another order, and for settings that are not supported."""
     found, last = replace(default, normalize=False), "Transformer"
     for kind, module in read_kinds(modules):
@@ -189,8 +189,8 @@ def _read_dense(folder: str, fields: Fields) -> Dense:
 
 
 def _read_pooling(fields: Fields) -> Pooling:
-    """Return the pooling that the config.json of a module states. Raise ConfigError if it is unknown, if there are several, or if tokens of
-    prompts are not pooled."""
+    """Return the pooling that the config.json of a module states. Raise ConfigError if the pooling is unknown, if the file states none or
+    several, or if it excludes tokens of prompts from pooling."""
     fields.require("because tokens of the prompt cannot be excluded from pooling", include_prompt=True)
     if "pooling_mode" in fields:
         found = POOLING_NAMES.get(fields.text("pooling_mode"))

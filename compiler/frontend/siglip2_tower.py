@@ -1,5 +1,5 @@
-"""Emit the encoder SigLIP 2 for images of any size (NaFlex), with the connector of LFM2-VL, or with that of SigLIP, which embeds
-images."""
+"""Emit the encoder SigLIP 2 for images of any size (NaFlex), with the connector of LFM2-VL or, in a model that embeds images, with that of
+SigLIP."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def require_splittable(config: ModelConfig, num_stages: int) -> None:
 
 def bytes_of_layers(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> list[int]:
     """Return the number of bytes that each layer takes in the files, and as the last element the number of bytes of all other tensors. The
-    embedding counts as part of the first layer, and also among the other tensors if it is the head, too."""
+    embedding counts as part of the first layer. If the head uses the same matrix, the embedding counts among the other tensors, too."""
     prefix = prefix_of_decoder(tensors)
     embedding, layers = f"{prefix}{decoder_family(config.family).embedding}.", f"{prefix}layers."
     sizes = [0] * (config.num_layers + 1)
@@ -51,15 +51,15 @@ def bytes_of_layers(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> l
 
 
 def split(sizes: Sequence[int], capacities: Sequence[int]) -> tuple[range, ...]:
-    """Return the layers of each stage. Layer i takes `sizes[i]` bytes, and stage j has room for `capacities[j]`. The fraction of its room
-    that the fullest stage uses is as small as possible. Each stage has at least one layer."""
+    """Return the layers of each stage. Layer i takes `sizes[i]` bytes, and stage j has room for `capacities[j]` bytes. The split minimises
+    the fraction of its room that the fullest stage uses. Each stage has at least one layer."""
     ends = [0]
     for size in sizes:
         ends.append(ends[-1] + size)
     num_layers, num_stages = len(sizes), len(capacities)
     assert 0 < num_stages <= num_layers, (num_stages, num_layers)
-    # `shares[n]` is for the case that the stages so far have the first n layers: the smallest possible fraction of its room that the
-    # fullest of them uses. `cuts` has a list for each stage: if the stage ends before layer n, it begins at layer `cuts[stage][n]`.
+    # If the stages up to the current one have the first n layers, `shares[n]` is the smallest possible fraction of its room that the
+    # fullest of these stages uses. If a stage ends before layer n, it begins at layer `cuts[stage][n]`.
     shares, cuts = [0.0] + [float("inf")] * num_layers, list[list[int]]()
     for stage, capacity in enumerate(capacities):
         fullest, begins = [float("inf")] * (num_layers + 1), [0] * (num_layers + 1)

@@ -3,8 +3,8 @@
     see(pixels[n, side, side * 3], crop_ids[n * places], starts[n + 1]) -> rows[n * rows of a crop, hidden size]
 
 The program scales and normalises the bytes, multiplies each patch by a matrix, adds its position vector, and applies the layers of the
-encoder. A place is a patch or the class token. The connector then turns the patches of each small square, or a whole crop, into one row. In
-a model that embeds images, a row has the size of an embedding instead of the decoder's hidden size.
+encoder. A place is a patch or the class token. The connector then turns each square of `merge` by `merge` patches, or a whole crop, into
+one row. In a model that embeds images, a row has the size of an embedding instead of the decoder's hidden size.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Squares(TowerLayers):
         net, vision, name = self.net, self.vision, f"{self.encoder}{self.names.patch}"
         edge, patch, size = vision.patches_per_edge, vision.patch_size, vision.hidden_size
         values = COLOURS * patch**2
-        covered = edge * patch  # pixels beyond the last whole patch are not seen
+        covered = edge * patch  # pixels beyond the last whole patch are not read
         whole = net.slice(net.slice(pixels, 1, 0, covered), 2, 0, covered * COLOURS) if covered < vision.crop_size else pixels
         lines = net.reshape(whole, self.n * edge, patch, edge, patch * COLOURS)
         patches = net.reshape(net.call(PERMUTE_DIMS, lines, axes=(0, 2, 1, 3)), self.n * vision.num_patches, values)
@@ -143,7 +143,7 @@ class Squares(TowerLayers):
         return self.net.reshape(first, self.n, own)
 
     def adapted(self, x: Var, size: int) -> Var:
-        """Apply the adapter of Llama 4, two matrices with an activation after each, and project to rows of this size."""
+        """Apply the adapter of Llama 4, two matrices with an activation after each, and project the result to rows of `size` elements."""
         net, vision, wide = self.net, self.vision, self.vision.connector_size
         name, inputs = f"{self.encoder}vision_adapter.mlp.", vision.hidden_size * vision.merge**2
         for part, in_size in (("fc1", inputs), ("fc2", wide)):

@@ -1,4 +1,4 @@
-"""Read what several encoders of images have in common from the `vision_config` of a model."""
+"""Read the fields that several encoders of images have in common from the `vision_config` of a model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ UNREAD = (
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """The names in files of the fields that all encoders have."""
+    """The names, in a `vision_config`, of the fields that all encoders have."""
 
     size: str = "hidden_size"
     heads: str = "num_attention_heads"
@@ -55,9 +55,9 @@ QWEN_NAMES = FieldNames(heads="num_heads", layers="depth", colours=("in_channels
 
 
 def read_tower(fields: Fields, tower: Tower, defaults: Mapping[str, Any], *, num_left: int = 0, **others: Any) -> Vision:
-    """Return the encoder of a model whose crops have one size. `defaults` are those of its `vision_config`. The last `num_left` layers do
-    not run. `others` are the fields of Vision that the family or the connector determines. Raise ConfigError if the fields contradict each
-    other, or ask for something that is not supported."""
+    """Return the encoder of a model whose crops have one size. `defaults` are the values of absent fields of its `vision_config`. The last
+    `num_left` layers do not run. `others` are the fields of Vision that the family or the connector determines. Raise ConfigError if the
+    fields contradict each other, or ask for something that is not supported."""
     vision = fields.fields("vision_config", defaults)
     vision.skip(*UNREAD)
     common = _common(vision, FieldNames(), defaults, num_left=num_left, **others)
@@ -73,9 +73,9 @@ def read_any_size(
     inner: Fields, tower: Tower, defaults: Mapping[str, Any], names: FieldNames, *, rotates: bool = True, **others: Any
 ) -> Vision:
     """Return the encoder of a model whose crops have any size. `inner` are the fields of its `vision_config`, with these `defaults` and
-    `names`. `rotates` says whether RoPE rotates one half of each head by the row, and one by the column. `others` are the fields of Vision
-    that the family or the connector determines. Raise ConfigError if the fields contradict each other, or ask for something that is not
-    supported."""
+    `names`. `rotates` says whether RoPE rotates one half of each head by the row, and the other half by the column. `others` are the fields
+    of Vision that the family or the connector determines. Raise ConfigError if the fields contradict each other, or ask for something that
+    is not supported."""
     common = _common(inner, names, defaults, rotates=rotates, **others)
     return Vision(tower=tower, crop_size=common["patch_size"] * common["merge"], **common)
 
@@ -84,8 +84,8 @@ def _common(
     inner: Fields, names: FieldNames, defaults: Mapping[str, Any], *, num_left: int = 0, rotates: bool = False, **others: Any
 ) -> dict[str, Any]:
     """Return `others`, completed by the fields of Vision that all encoders have in their files. The epsilon of norms, the intermediate size
-    and the base of RoPE are not read if `others` has them. Raise ConfigError if heads do not divide the hidden size as RoPE requires, if an
-    image has another number of colours than 3, or if no layer is left."""
+    and the base of RoPE are not read if `others` has them. Raise ConfigError if the hidden size cannot be divided into equal heads whose
+    sizes RoPE allows, if an image has another number of colours than 3, or if no layer is left to run."""
     size, heads = inner.integer(names.size), inner.integer(names.heads)
     if rotates and size % (4 * heads):
         raise inner.error(names.heads, f"a number that divides {size} into heads whose halves consist of pairs")
@@ -135,7 +135,7 @@ def read_pixtral(fields: Fields, **others: Any) -> Vision:
     determines."""
     inner = fields.fields("vision_config")
     inner.fill(**PIXTRAL)
-    inner.skip("model_type", "image_size", "is_composition")  # the processor states the largest image
+    inner.skip("model_type", "image_size", "is_composition")  # the file of the processor states the largest size of images
     fields.require(vision_feature_layer=-1)
     vision = read_any_size(
         inner,
@@ -165,7 +165,7 @@ def require_windows(config: ModelConfig) -> None:
 
 
 def check_tokens(fields: Fields, vision: Vision, vocab_size: int, names: tuple[str, ...]) -> None:
-    """Raise ConfigError if a token of images is not in the vocabulary. `names` are the fields that may name the image token."""
+    """Raise ConfigError if the image token is not in the vocabulary. `names` are the fields that may name this token."""
     if vision.image_token >= vocab_size:
         name = next((name for name in names if name in fields), names[0])
         raise fields.error(name, f"a token of the vocabulary, below {vocab_size}")

@@ -23,9 +23,10 @@ from compiler.ir.module import IRModule
 
 
 def remedy(directory: Path) -> str:
-    """Return the end of an error's message, which names the remedy for a directory whose model type is unknown, or "". There is a remedy
-    only if `architectures` in config.json names a known model type, and the fields and the tensors are those of that type. Equal fields and
-    tensors alone are not enough, since such models may compute different things (helium interleaves its rotary pairs, llama does not)."""
+    """Return the end of an error's message: the remedy for a directory whose model type is unknown, or "" if there is none. There is a
+    remedy only if `architectures` in config.json names a known model type, and the fields and the tensors are those of that type. A known
+    name is necessary, since models with equal fields and tensors may compute different things (helium interleaves its rotary pairs, llama
+    does not)."""
     values = read_json(directory / "config.json")
     architectures = values.get("architectures")
     declared = {_flat(str(item).lower()) for item in architectures} if isinstance(architectures, list) else set[str]()
@@ -44,7 +45,7 @@ def _flat(model_type: str) -> str:
 
 
 def _takes(values: Mapping[str, Any], source: WeightSource) -> bool:
-    """Return whether the configuration is supported, and its model needs exactly these tensors."""
+    """Return whether the configuration is supported, and its model needs exactly the tensors of the source."""
     try:
         config = parse_config(values)
         source = weights_of(config, source)

@@ -70,21 +70,22 @@ class WeightSource(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def read(self, name: str) -> Tensor:
-        """Return the tensor. It is a read-only view of the file if the file stores these values, at aligned bytes."""
+        """Return the tensor. It is a read-only view of the file if the file stores exactly its values, at aligned bytes."""
         ...
 
     def release(self, name: str) -> None:
-        """Release the memory of the tensor's pages; they are read again on the next access."""
+        """Release the memory into which the tensor's bytes were read. The next access reads them from the file again."""
         ...
 
     def digest(self) -> str:
         """Return an identity of the files, for caches: files with equal digests are taken to be equal. A source that renames, joins or
-        decodes tensors of another one has the same digest. Computing the digest reads a few hundred kilobytes per file."""
+        decodes tensors of another source has the digest of that source. To compute a digest, only the header and a few hundred kilobytes
+        of each file are read."""
         ...
 
 
 class Derived:
-    """A source with tensors of another one. Subclasses change what reading them returns."""
+    """A source that reads its tensors from another source. Subclasses change what `read` returns."""
 
     def __init__(self, source: WeightSource, tensors: Mapping[str, TensorInfo]) -> None:
         self.source, self.tensors = source, tensors
@@ -130,8 +131,8 @@ class MappedFile:
         return view if view.flags.aligned else view.copy()  # a header of odd length misaligns the data
 
     def release(self, start: int, num_bytes: int) -> None:
-        """Release the memory of the pages of a range: they are read again on the next access. Pages that lie only partly within the range
-        are kept, since neighbouring tensors may be in use."""
+        """Release the memory pages of a range of bytes. The next access reads the bytes from the file again. Keep pages that are only
+        partly within the range, since neighbouring tensors may be in use."""
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (start + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first and hasattr(mmap, "MADV_DONTNEED"):
@@ -146,7 +147,7 @@ class MappedFile:
         for sample in range(DIGEST_SAMPLES):
             start = header_bytes + span * sample // DIGEST_SAMPLES
             digest.update(self.memory[start : start + SAMPLE_BYTES])
-        self.release(0, self.num_bytes)  # a vocabulary in the header may take 12 MB, and most loads from the cache read no more of the file
+        self.release(0, self.num_bytes)  # a header with a vocabulary may have 12 MB; if weights are cached, most loads read nothing else
 
 
 def _no_data(head: bytes, num_bytes: int) -> str:
@@ -225,8 +226,8 @@ class BesideFolders:
 
 
 class Renamed(Derived):
-    """A source that renames the tensors of another one. `parts` maps parts of names to their replacements, which are made in this order,
-    once in a name. Raise DamagedFile if two tensors get the same name."""
+    """A source that renames the tensors of another one. `parts` maps parts of names to their replacements. The parts are replaced in this
+    order, each at most once in a name. Raise DamagedFile if two tensors get the same name."""
 
     def __init__(self, source: WeightSource, parts: Mapping[str, str]) -> None:
         self._names: dict[str, str] = {}
@@ -292,10 +293,10 @@ def _unsafe(names: list[str]) -> UnsafeFile:
 
 
 def _open_sharded(directory: Path, index: Path) -> Safetensors:
-    """Open the shards that an index names, as vLLM does. If none of them is there, open the whole file beside the index: when transformers
+    """Open the shards that an index names, as vLLM does. If all shards are missing, open the whole file beside the index: when transformers
     overwrites shards with a whole file, it removes the shards and leaves their index. Raise ModelError if only some shards are missing, or
-    all and there is no whole file, or if the whole file and complete shards have different values, since either may be the older ones.
-    Raise DamagedFile if the index is malformed, or names files elsewhere or tensors that no shard has."""
+    if all are missing and there is no whole file. Also raise ModelError if the whole file and complete shards have different values, since
+    it is not clear which are newer. Raise DamagedFile if the index is malformed, or names files elsewhere or tensors that no shard has."""
     if index.stat().st_size > MAX_HEADER_BYTES:
         raise DamagedFile(f"{index.name} has {index.stat().st_size} bytes; at most {MAX_HEADER_BYTES} are read")
     content = _parse_object(index.read_bytes(), index.name)
@@ -324,9 +325,9 @@ def _open_sharded(directory: Path, index: Path) -> Safetensors:
 
 
 def _differing(source: Safetensors, whole: Path) -> list[str]:
-    """Return the names of tensors of which a whole file has other values or another type than `source`, judged by samples. There are none
-    if the file is no readable safetensors file, or if a tensor has another shape in it: Trainers of transformers left such a file without
-    values, beside which DeepSpeed writes shards."""
+    """Return the names of the tensors that have other values or another type in the file `whole` than in `source`, judged by samples.
+    Return none if `whole` is no readable safetensors file, or if one of its tensors has another shape than in `source`: with DeepSpeed, the
+    Trainer of transformers left such a file without values beside the shards."""
     try:
         other = Safetensors([whole])
     except DamagedFile:
@@ -361,8 +362,8 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
 
 
 def _parse_object(text: bytes, file: str) -> dict[str, Any]:
-    """Parse a JSON object: the header of a file, or an index. Raise DamagedFile if the text is no JSON object, or if a key is repeated,
-    since readers differ in which of its values counts."""
+    """Parse a JSON object: the header of a file, or an index. Raise DamagedFile if the text is no JSON object, or if it repeats a key,
+    since programs that read such files differ in which of the values they use."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -1,1 +1,1 @@
-"""The meaning of sampling in NumPy. It imports no operators, so engines without a compiler can sample, too."""
+"""The definition of sampling in NumPy. This package imports no operators, so engines without a compiler can use it to sample."""

@@ -9,9 +9,9 @@ After the temperature step, a row holds *distances*: by how many nats each token
 distances, the token with the lower id ranks as nearer. A token that was removed is infinitely far. Each truncation works on the tokens that
 the previous truncation kept.
 
-Probabilities are *weights*, integers: the best token has the weight 2^40. Their sums are exact, so the token that a random number selects
-depends neither on the division into blocks, nor on threads, nor on the instruction set. `weigh` uses f32 products and sums without fusing,
-which every machine rounds alike.
+Integers called *weights* represent probabilities: the best token has the weight 2^40. Sums of weights are exact, so the token that a random
+number selects depends neither on how a row is divided into blocks, nor on threads, nor on the instruction set. `weigh` uses f32 products
+and sums without fusing, which every machine rounds alike.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ LOG2_E = 1.4426950216293335  # rounded to f32
 # POWER has the coefficients of r, r^2, r^3, ... in the polynomial for 2^-r. The constant term is 1.
 POWER = (-0.6931470036506653, 0.24022242426872253, -0.05550733581185341, 0.009671512991189957, -0.001326472731307149)
 MANTISSA_BITS = 22
-FURTHEST = 64.0  # limit for distances (`weigh` counts in powers of two, `_mean` in nats); the weight of a token this far away is 0
+FURTHEST = 64.0  # limit of distances, in powers of two in `weigh` and in nats in `_mean`; a token this far away has the weight 0
 MEAN_BITS = 16  # fractional bits of the distances whose mean is computed
-ROUND = 2.0**23  # adding it to 0 <= x < 2^23 puts the nearest integer into the low bits of the sum
-TWO = 2.0  # adding it to 0.7 < x < 1.5 gives a sum whose low bits are x in units of 2^-MANTISSA_BITS
+ROUND = 2.0**23  # adding ROUND to 0 <= x < 2^23 gives an f32 sum whose low bits are the integer nearest to x
+TWO = 2.0  # adding TWO to 0.7 < x < 1.5 gives an f32 sum whose low bits are x in units of 2^-MANTISSA_BITS
 
 
 def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_and_masks: Array) -> tuple[Array, ...]:
     """Draw a token per row. Return the tokens, then the fields of `Logprobs`. In place of a token, NOT_A_NUMBER says that the row has a NaN
-    or positive infinity, and NOTHING_LEFT that no token may be drawn. `rows` are the indices of the rows in the logits; the other
-    parameters are those of `SampleBatch`."""
+    or positive infinity, and NOTHING_LEFT that no token may be drawn. `rows` are the indices of the rows in the logits. All parameters
+    except `logits` are the fields of `SampleBatch`, in their order."""
     *lists, masks = lists_and_masks
     tokens = np.zeros(len(rows), np.int32)
     logprobs = _nothing(len(rows))
@@ -101,8 +101,8 @@ def _distances(logits: Row, sharpness: np.float32) -> Row:
 
 
 def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
-    """Return the drawn token, and the distances from which it was drawn. If no token could be drawn, or the best one was taken and nobody
-    asks for distances, the logits take the place of the distances."""
+    """Return the drawn token, and the distances from which it was drawn. Return the logits in place of the distances if no token can be
+    drawn, or if the best token is taken (temperature 0) and `Setting.PROCESSED` requests no distances."""
     first = int(logits.argmax())
     best, sharpness = logits[first], number[Number.SHARPNESS]
     if not best < np.inf:  # argmax returns the index of a NaN if there is one
@@ -158,12 +158,12 @@ def _nearest(distances: Row, key: Row, weights: Array, wanted: int) -> Row:
 
 
 def _share(weights: Array, share: int) -> int:
-    """Return the fraction `share` of all weights, but at least 1. `share` is in units of 2^-SHARE_BITS."""
+    """Return the fraction `share` of the sum of all weights, but at least 1. `share` is in units of 2^-SHARE_BITS."""
     return max(1, int(weights.sum()) * share >> SHARE_BITS)
 
 
 def _mean(distances: Row, weights: Array) -> np.float32:
-    """Return the weighted mean of the distances. It equals the entropy up to a constant."""
+    """Return the weighted mean of the distances. The entropy is this mean plus the surprisal of the best token."""
     near = np.where(distances < FURTHEST, distances, np.float32(FURTHEST))
     moments = (weights * np.rint(near * np.float32(1 << MEAN_BITS)).astype(np.int64)) >> MEAN_BITS
     return moments.sum().astype(np.float32) / weights.sum().astype(np.float32)
@@ -173,8 +173,8 @@ def _mean(distances: Row, weights: Array) -> np.float32:
 
 
 def _rank(distances: Row, token_id: int, num_top: int, logprobs: tuple[Array, ...], i: int) -> None:
-    """Write entry `i` of the fields of `Logprobs`: the distance and the rank of a token, the total weight, and the nearest tokens, of which
-    there are at most `num_top`. Tokens that were removed are not among them."""
+    """Write entry `i` of the fields of `Logprobs`: the distance and the rank of a token, the total weight, and at most `num_top` nearest
+    tokens with their distances. Tokens that were removed are not among the nearest tokens."""
     own_distances, totals, ranks, top_ids, top_distances = logprobs
     own = distances[token_id]
     own_distances[i], totals[i] = own, weigh(distances).sum()
