@@ -36,7 +36,7 @@ class Block:
     call: CallStart | None = None  # the tool and the id of a call; None: the block is no call
     pieces: list[str] = field(default_factory=list[str])  # pieces of `text`
     logprobs: list[bytes] = field(default_factory=list[bytes])  # log-probabilities, encoded as JSON
-    cut_off: bool = False  # the answer ended before the block: it ran out of tokens, or a stop string came within a call
+    cut_off: bool = False  # the answer ended before this block was complete: its tokens ran out, or a stop string came within a call
 
     @property
     def text(self) -> str:
@@ -51,11 +51,11 @@ class Block:
 
 
 class BlockAnswer(ABC):
-    """An answer that is sent as events or as a whole; either way it is built from the same blocks. An event is a JSON text; empty
-    texts are not sent."""
+    """An answer that is sent as events or as a whole; either way it is built from the same blocks. An event is a JSON text. An empty text
+    stands for no event, and is not sent."""
 
     def __init__(self, plan: ChatPlan, generation: Generation) -> None:
-        """`plan` says how the text is parsed, `generation` generates it."""
+        """`plan` has the rules for parsing the text that `generation` generates."""
         self.blocks: list[Block] = []
         self.finish: str | None = None  # why the answer has ended: stop, length or tool_calls; None: it has not ended
         self.stop_reason: str | int | None = None  # the stop string or the id of the stop token that has ended the answer, if one has
@@ -101,7 +101,7 @@ class BlockAnswer(ABC):
             yield event
 
     def _take(self, step: Step) -> Sequence[bytes]:
-        """Add a step to the blocks. Return the events that tell of it."""
+        """Add a step to the blocks. Return the events that report the change."""
         parts, finish = self._parser.parse(step)
         if step.entries:
             self.note_logprobs(step)
@@ -124,7 +124,7 @@ class BlockAnswer(ABC):
         return events
 
     def _open(self, kind: Kind, call: CallStart | None = None) -> list[bytes]:
-        """Close the block that grows, and open another. Return the events of both."""
+        """Close the open block, if there is one, and open a new one. Return the events for the closed and for the new block."""
         events = self._close()
         self._growing = PARTS[kind]
         block = Block(len(self.blocks), kind, self.new_id(kind), call)
@@ -132,7 +132,7 @@ class BlockAnswer(ABC):
         return [*events, *self.opened(block)]
 
     def _close(self, *, cut_off: bool = False) -> Sequence[bytes]:
-        """Close the block that grows, if there is one. Return its last events."""
+        """Close the open block, if there is one, and return its last events."""
         if self._growing is None:
             return ()
         self._growing = None
@@ -141,15 +141,15 @@ class BlockAnswer(ABC):
         return self.closed(block)
 
     def note_begun(self) -> None:
-        """Receive that the model has begun to write an answer that is sent as a whole. The default ignores it."""
+        """React to the first step of an answer that is sent as a whole. The default does nothing."""
         return
 
     def note_logprobs(self, step: Step) -> None:
-        """Receive the log-probabilities of a step, before the step's text is added. The default ignores them."""
+        """Process the log-probabilities of a step, before the step's text is added. The default ignores the log-probabilities."""
         del step
 
     def failed(self, error: ApiError) -> Sequence[bytes]:
-        """Return the events that end a stream after an error. This default raises the error, so that the stream's framing encodes it."""
+        """Return the events that end a stream after an error. The default raises `error`, which the stream (`sse.py`) then encodes."""
         raise error
 
     @abstractmethod
@@ -169,7 +169,7 @@ class BlockAnswer(ABC):
 
     @abstractmethod
     def grown(self, block: Block, text: str) -> bytes:
-        """Return the event for a text that was just added to a block, or b"" for none."""
+        """Return the event for a text that was just added to a block, or b"" to send none."""
         ...
 
     @abstractmethod
@@ -187,5 +187,5 @@ class BlockAnswer(ABC):
         """Return the whole answer in small pieces, because encoding it in one call would delay other requests."""
 
 
-# the parts that extend a block of each kind
+# type of the parts that extend a block, by the block's kind
 PARTS: dict[Kind, type[Part]] = {Kind.TEXT: Content, Kind.THOUGHT: Reasoning, Kind.CALL: CallArguments}

@@ -1,4 +1,4 @@
-"""Generate the text of a request. Every answer uses this generator, whether it is streamed or not."""
+"""Generate the text that answers a request. All generated answers, streamed or whole, are made by `Generation`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Job:
 
     submit: Submit
     stops: StopRules
-    shown: Mapping[int, bytes] = field(default_factory=dict)  # special tokens that appear in the answer, and their text
+    shown: Mapping[int, bytes] = field(default_factory=dict)  # special tokens that appear in the answer, and their text in UTF-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,15 @@ class Usage:
 
 
 class _Choice:
-    """The state of one choice: its detokenizer, and the log-probabilities of tokens whose text is not certain yet."""
+    """The state of one choice: its detokenizer, and the log-probabilities of tokens whose text is not certain yet. Text is certain once it
+    cannot belong to a stop string, and its last character has all its bytes."""
 
     __slots__ = ("detokenizer", "entries", "last_s")
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self.detokenizer = detokenizer
         self.entries: list[TokenEntry] = []
-        self.last_s = 0.0  # when its last event came, by the monotonic clock; 0: none has come
+        self.last_s = 0.0  # time of the monotonic clock at which the choice's last event came; 0: none has come
 
     def push(self, event: TokenEvent) -> Step:
         """Add the tokens of an event. Return the step with the text that is certain now."""
@@ -103,16 +104,16 @@ class _Choice:
         return Step(event.choice, text, token_ids, entries, finish, stop_reason, event.prompt_logprobs)
 
     def _certain(self, length: int, *, whole: bool) -> tuple[TokenEntry, ...]:
-        """Take out the entries of tokens whose text was returned at least in part; with `whole`, all entries. Entries of tokens after a
-        stop string are never returned, like their text."""
+        """Remove and return the entries of tokens whose text lies at least in part before the position `length` of the answer; with
+        `whole`, all entries. Neither the entries nor the text of tokens after a stop string are ever returned."""
         certain = tuple(entry for entry in self.entries if whole or entry.start < length)
         self.entries = self.entries[len(certain) :]
         return certain
 
 
 class Generation:
-    """Runs one job. `steps` may be iterated once. However the iteration ends, it aborts what the worker still computes for the job,
-    releases the job's admission, and counts the job in the metrics."""
+    """Runs one job. `steps` may be iterated once. When the iteration ends, for whatever reason, the worker stops computing the job, the
+    job's admission is released, and the metrics count the job."""
 
     def __init__(self, loaded: Loaded, job: Job, metrics: ModelSeries, caller: Caller) -> None:
         """`loaded` is the model, `metrics` the series that count the job, `caller` the sender of the request."""
@@ -139,10 +140,11 @@ class Generation:
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Generate, and yield the steps of all choices as they come. Raise ApiError if the model accepts no more requests, if the request
-        expects another fingerprint, if the model has got another one since the request came, or if generation fails."""
+        expects another fingerprint than the model's, if the model's fingerprint has changed since the request came, or if generation
+        fails."""
         submit, worker = self._job.submit, self._loaded.worker
         require_fingerprint(self._loaded, self._expects)
-        require_same(self._loaded)  # the request may have been tokenized before a restart
+        require_same(self._loaded)  # the request may have been tokenized before a restart of the worker
         try:
             lease = self._loaded.admission.admit(
                 submit.num_choices,
@@ -164,7 +166,7 @@ class Generation:
                 if event.choice not in running:
                     continue  # the event was on its way when this process ended the choice
                 if self._first_s is None:
-                    require_same(self._loaded)  # the supervisor ends a job that has begun
+                    require_same(self._loaded)  # later, the supervisor ends the job if the worker's fingerprint changes
                     lease.prefilled()
                 step = self._take(event)
                 if step.finish is not None and event.finish_reason is None:
@@ -193,17 +195,18 @@ class Generation:
             self._account(outcome)
 
     def end(self, choice: int, reason: str = "stop") -> None:
-        """End a choice that the worker still generates, and abort it in the worker. `reason` is counted in the metrics. Do nothing if the
-        choice has ended meanwhile."""
+        """End a choice that the worker still generates, and abort it in the worker. The metrics count `reason`. Do nothing if the choice
+        has ended already."""
         if choice not in self._running:
             return
         self._finished.append(reason)
         self._running.discard(choice)
-        if self._running:  # if no choice is left, closing the event stream ends the whole request
+        if self._running:  # if no choice is left, `steps` closes the worker's events, which ends the whole job
             self._loaded.worker.abort(self._job.submit.request_id, choice)
 
     def _take(self, event: TokenEvent) -> Step:
-        """Return the step of an event, and count it. Raise ApiError if the event ends the job early."""
+        """Return the step of an event, and count its tokens. Raise ApiError if the event reports that the deadline has passed or that the
+        model was unloaded."""
         choice, now_s = self._choices[event.choice], time.monotonic()
         if self._first_s is None:
             self._first_s = now_s
@@ -230,7 +233,7 @@ class Generation:
         self.usage.completion_tokens += len(event.token_ids)
 
     async def _until(self, deadline: float, events: AsyncGenerator[TokenEvent, None]) -> AsyncGenerator[TokenEvent, None]:
-        """Yield the events. Raise ApiError if one does not come within DEADLINE_GRACE_S after the deadline."""
+        """Yield the events. Raise ApiError if the next event has not come DEADLINE_GRACE_S after the deadline."""
         while True:
             try:
                 async with asyncio.timeout(deadline + DEADLINE_GRACE_S - time.monotonic()):
@@ -284,8 +287,8 @@ class Generation:
 
 
 def require_fingerprint(loaded: Loaded, expected: str) -> None:
-    """Raise ApiError if the request expects another fingerprint than this model's, because the model could then continue an answer with
-    other bytes. "" and "*" allow every fingerprint."""
+    """Raise ApiError if the request expects another fingerprint than this model's: this model might not continue the answer of another one
+    with the same bytes. "" and "*" allow every fingerprint."""
     found = loaded.fingerprint
     if expected not in ("", "*", found):
         text = f"if-match is {expected!r:.80}; this model has the fingerprint {found}, so it cannot continue the answer with the same bytes"
@@ -293,9 +296,9 @@ def require_fingerprint(loaded: Loaded, expected: str) -> None:
 
 
 def require_same(loaded: Loaded) -> None:
-    """Raise ApiError if the worker that answers now has another fingerprint than `loaded`. It may have taken another's place while a
-    request waited, and the model's files may have been replaced meanwhile: the request has tokens of the old files, one answer could have
-    bytes of both, and it would state the wrong fingerprint."""
+    """Raise ApiError if the present worker has another fingerprint than `loaded`. While the request waited, the worker may have been
+    restarted after the model's files were replaced. The request's tokens would then be those of the old files, its answer could mix bytes
+    of the old and the new model, and the answer would state the old fingerprint."""
     now = loaded.worker.ready
     if now is not None and now.fingerprint != loaded.ready.fingerprint:
         found = loaded.defaults.mark(now.fingerprint)

@@ -39,7 +39,7 @@ class Columns:
             self.text_offset.append(encode(shape["text_offset"])[1:-1])
 
     def behind(self, first: Columns) -> Columns:
-        """Return the columns of `first`, continued by these."""
+        """Return the columns of `first`, continued by those of `self`."""
         return Columns(
             first.tokens + self.tokens,
             first.token_logprobs + self.token_logprobs,
@@ -48,7 +48,7 @@ class Columns:
         )
 
     def whole(self) -> CompletionLogprobs:
-        """Return the arrays as an answer has them."""
+        """Return the arrays in the shape of an answer."""
         columns = ("tokens", self.tokens), ("token_logprobs", self.token_logprobs)
         further = ("top_logprobs", self.top_logprobs), ("text_offset", self.text_offset)
         written = {name: msgspec.Raw(b"[" + b",".join(parts) + b"]") for name, parts in (*columns, *further)}
@@ -63,11 +63,12 @@ class LogprobWriter:
         self._as_ids = as_ids  # write "token_id:17" instead of the text, because two tokens may have the same text
 
     def chat_entries(self, entries: Sequence[TokenEntry]) -> list[bytes]:
-        """Encode entries when they arrive, because encoding a long answer at its end would hold up other streams."""
+        """Encode entries in the shape of a chat answer. Callers do so when entries arrive, because encoding a long answer at its end would
+        hold up other streams."""
         return [encode(self._chat_entry(entry.logprob)) for entry in entries]
 
     def chat(self, written: Sequence[bytes]) -> ChatLogprobs:
-        """Return encoded entries in the shape of a chat answer."""
+        """Return the `logprobs` object of a chat answer with these encoded entries."""
         return {"content": cast("Sequence[RankedChatToken]", msgspec.Raw(b"[" + b",".join(written) + b"]")), "refusal": None}
 
     def completion(self, entries: Sequence[TokenEntry], *, shift: int = 0) -> CompletionLogprobs:
@@ -81,8 +82,8 @@ class LogprobWriter:
         }
 
     def echo(self, ids: Sequence[int], starts: Sequence[int], read: Sequence[TokenLogprob | None]) -> Columns:
-        """Return the log-probabilities of an echoed prompt as columns of a completion. `starts` are the positions of its tokens in the
-        text. The first item of `read` is None, because nothing precedes the first token."""
+        """Return the log-probabilities of an echoed prompt as columns of a completion. `starts`: index in the prompt's text at which each
+        token begins. `read`: log-probability of each token; None for the first token, because nothing precedes it."""
         columns = Columns()
         for at in range(0, len(ids), PIECE):
             part = read[at : at + PIECE]
@@ -105,7 +106,7 @@ class LogprobWriter:
         return cast("PromptLogprobs", msgspec.Raw(b"[" + b",".join(parts) + b"]"))
 
     def _chat_entry(self, entry: TokenLogprob) -> RankedChatToken:
-        """Return a token with the most probable tokens in its place, in the shape of a chat answer."""
+        """Return a token with the most probable tokens at its position, in the shape of a chat answer."""
         top = [self._chat_token(token_id, logprob) for token_id, logprob in entry.top]
         return {**self._chat_token(entry.token_id, entry.logprob), "top_logprobs": top}
 
@@ -130,12 +131,13 @@ class LogprobWriter:
         }
 
     def _bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token, also of a special one."""
+        """Return the bytes of a token, which may be a special token."""
         raw = self._tokenizer.token_bytes(token_id)
         return raw or self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
 
     def _text(self, token_id: int, raw: bytes | None = None) -> str:
-        """Return what stands for a token in an answer: its text, its id, or its bytes if they are no text."""
+        """Return the name of a token in an answer: its id if the request wants ids, otherwise its text, or its bytes if they are not valid
+        UTF-8."""
         if self._as_ids:
             return f"token_id:{token_id}"
         raw = self._bytes(token_id) if raw is None else raw
@@ -146,10 +148,10 @@ class LogprobWriter:
 
 
 def count_logprobs(read: Sequence[TokenLogprob | None]) -> int:
-    """Count the log-probabilities, including alternatives."""
+    """Count the log-probabilities, including those of alternative tokens."""
     return sum(1 + len(entry.top) for entry in read if entry is not None)
 
 
 def _finite(logprob: float) -> float:
-    """Return a log-probability that JSON can express."""
+    """Return a log-probability, but at least LEAST."""
     return max(logprob, LEAST)

@@ -14,7 +14,7 @@ TURN = 8  # prompts submitted to the worker before other tasks may run; submitti
 
 async def merged(generations: Sequence[Generation], per_prompt: int) -> AsyncGenerator[Step, None]:
     """Yield the steps of all generations. Each prompt has `per_prompt` choices, which are numbered consecutively over all prompts. If one
-    generation raises an error, raise it. However the iteration ends, all generations end with it."""
+    generation raises an error, raise it. When the iteration ends, for whatever reason, all generations end."""
     if len(generations) == 1:
         async with aclosing(generations[0].steps()) as steps:
             async for step in steps:
@@ -23,7 +23,8 @@ async def merged(generations: Sequence[Generation], per_prompt: int) -> AsyncGen
     arrived: asyncio.Queue[Step | BaseException | None] = asyncio.Queue(maxsize=64)
 
     async def forward(generation: Generation, number: int) -> None:
-        """Put the steps of one generation into the queue, then None or its error. Later generations begin some turns later."""
+        """Put the steps of one generation into the queue, then None, or the error that the generation raises. Generation `number` begins
+        after `number // TURN` turns of the event loop."""
         for _ in range(number // TURN):
             await asyncio.sleep(0)
         try:

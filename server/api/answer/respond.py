@@ -1,4 +1,4 @@
-"""Send an answer as events, or as one JSON text. In either case the work ends when the client disconnects."""
+"""Send an answer as events, or as one JSON text. In either case, computing the answer ends when the client disconnects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from server.settings import ServerSettings
 PIECE_BYTES = 256 << 10  # most bytes of a body that are sent at once
 LEAST_PACKED_BYTES = 64 << 10  # smaller bodies are not compressed
 LONG_BYTES = 32 << 10  # longer pieces are compressed on a thread, so that other tasks do not wait
-# finds gzip, or `*`, in a header `Accept-Encoding`, unless it has the weight 0
+# finds gzip or `*` in a header `Accept-Encoding`, if its weight is not 0
 GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:$|,|;(?!\s*q=0(?:\.0*)?\s*(?:$|,)))")
 T = TypeVar("T")
 
@@ -56,13 +56,13 @@ class Pieces(Response):
     media_type = "application/json"
 
     def __init__(self, pieces: list[bytes], headers: Mapping[str, str]) -> None:
-        """`pieces` are joined without anything between them. The response takes the list, and empties it while it sends."""
+        """`pieces` are joined without anything between them. The response empties this list while it sends the pieces."""
         super().__init__(headers={**headers, "content-length": str(sum(map(len, pieces)))})
         pieces.reverse()
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the pieces, compressed if that is worth it and the client accepts it."""
+        """Send the pieces, compressed if they have at least LEAST_PACKED_BYTES and the client accepts gzip."""
         accepted = Headers(scope=scope).get("accept-encoding", "")
         pack = None
         if int(self.headers["content-length"]) >= LEAST_PACKED_BYTES and GZIP.search(accepted):
@@ -72,7 +72,7 @@ class Pieces(Response):
         self.headers["vary"] = "accept-encoding"
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         while self._pieces:
-            piece = self._pieces.pop()  # free each piece after use, because freeing a large answer at once also takes long
+            piece = self._pieces.pop()  # free each piece after use, because freeing a large answer at once takes long
             for at in range(0, len(piece), PIECE_BYTES):
                 part = piece[at : at + PIECE_BYTES]
                 if pack is not None:
@@ -119,5 +119,5 @@ def json_answer(value: object, status: int = 200, *, headers: dict[str, str] | N
 
 
 def response_headers(loaded: Loaded, ignored: list[str]) -> dict[str, str]:
-    """Return the headers of an answer: how much room the model's queue has, and which fields of the request are `ignored`."""
+    """Return the headers of an answer: how much room the model's queue has, and which fields of the request the server has `ignored`."""
     return {**loaded.admission.headers(), **ignored_header(ignored)}

@@ -31,14 +31,14 @@ class UsageCounts(TypedDict):
 
 
 class RankedToken(TypedDict):
-    """The log-probability of a prompt token or of an alternative, in vLLM's shape."""
+    """The log-probability and the rank of a prompt token or of an alternative token, in vLLM's shape."""
 
     logprob: float
     rank: int
     decoded_token: str
 
 
-PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # for each prompt token, log-probabilities by token id
+PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # for each prompt token, log-probabilities by token id; None for the first one
 
 
 class Envelope(TypedDict):
@@ -63,7 +63,7 @@ class ChatToken(TypedDict):
 
 
 class RankedChatToken(ChatToken):
-    """A token of an answer, and the most probable tokens in its place."""
+    """A token of an answer, and the most probable tokens at its position."""
 
     top_logprobs: Sequence[ChatToken]
 
@@ -95,9 +95,9 @@ class ChatMessage(TypedDict):
     content: str | None
     refusal: None
     tool_calls: NotRequired[Sequence[ToolCall]]
-    function_call: NotRequired[Called]  # in place of tool_calls, in the answer to a request with functions
+    function_call: NotRequired[Called]  # replaces tool_calls if the request has `functions`
     reasoning_content: NotRequired[str]  # the thoughts
-    reasoning: NotRequired[str]  # the same, under a newer name
+    reasoning: NotRequired[str]  # the same text as reasoning_content, under a newer name
 
 
 class ChatChoice(TypedDict):
@@ -126,7 +126,7 @@ class CalledDelta(TypedDict):
 
 
 class ToolCallDelta(TypedDict):
-    """What a chunk adds to the call with this index. Only the first chunk of a call has its id and name."""
+    """What a chunk adds to the call number `index`. Only the first chunk of a call has its id and name."""
 
     index: int
     id: NotRequired[str]
@@ -140,7 +140,7 @@ class ChatDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str
     reasoning_content: str  # thoughts
-    reasoning: str  # the same, under a newer name
+    reasoning: str  # the same text as reasoning_content, under a newer name
     tool_calls: Sequence[ToolCallDelta]
     function_call: CalledDelta
 
@@ -166,7 +166,7 @@ class ChatChunk(Envelope):
 
 
 class PagesNeeded(TypedDict):
-    """The KV pages that a request would need. `fits`: the whole cache has so many."""
+    """The KV pages that a request would need. `fits`: the cache is at least as large."""
 
     pages: int
     bytes: int
@@ -174,7 +174,7 @@ class PagesNeeded(TypedDict):
 
 
 class Render(TypedDict):
-    """The prompt and the effective parameters of a chat request, which is not answered."""
+    """The prompt and the effective parameters of a chat request for which no answer is generated."""
 
     object: Literal["render"]
     model: str
@@ -252,15 +252,15 @@ class RequestDefaults(TypedDict):
     sees: NotRequired[bool]  # whether messages may have images
     listens: NotRequired[bool]  # whether messages may have recordings
     hears: NotRequired[bool]  # whether the model transcribes speech
-    sampling: NotRequired[Mapping[str, float]]  # parameters of requests that set none
-    defaults: NotRequired[Mapping[str, Any]]  # default values of other fields, except of the chat template
+    sampling: NotRequired[Mapping[str, float]]  # default values of sampling parameters
+    defaults: NotRequired[Mapping[str, Any]]  # default values of other fields, except the chat template
 
 
 class Quality(TypedDict):
     """Figures that compare the predictions of the served weights with those of the exact weights, measured on a text."""
 
     kl_divergence: float  # nats per token
-    top1_agreement: float  # fraction of tokens after which both predict the same most probable token
+    top1_agreement: float  # fraction of tokens after which both kinds of weights predict the same most probable token
     perplexity: float
     exact_perplexity: float
     num_tokens: int
@@ -280,14 +280,14 @@ class ModelEntry(RequestDefaults):
     root: str
     aliases: Sequence[str]
     max_model_len: NotRequired[int]
-    max_input_tokens: NotRequired[int]  # the same, under Anthropic's name
-    signature: NotRequired[str]  # key of the compiled model in the cache
+    max_input_tokens: NotRequired[int]  # max_model_len under Anthropic's name
+    signature: NotRequired[str]  # key of the compiled model in the compiler's cache
     generates: NotRequired[bool]
     web: NotRequired[str]  # path of the page that runs the model in the browser
     embedding_size: NotRequired[int | None]
-    embedding_note: NotRequired[str]  # what users of the embeddings should know
-    scoring: NotRequired[Scoring | None]  # how the model answers rerank and score
-    prompts: NotRequired[Mapping[str, str]]  # by name, the text that a prompt puts before a text to embed
+    embedding_note: NotRequired[str]  # what users of the embeddings should know, such as how vectors are made
+    scoring: NotRequired[Scoring | None]  # how the model answers requests to rerank and to score
+    prompts: NotRequired[Mapping[str, str]]  # by a prompt's name: the text that the prompt puts before a text to embed
     quality: NotRequired[Quality]  # absent if it was not measured
 
 
@@ -336,7 +336,7 @@ class Restarting(TypedDict):
 
     since_s: float  # seconds since the worker died, or since the model began to wake up
     tries: int
-    next_try_s: float | None  # seconds until the next try; None while a try is running
+    next_try_s: float | None  # seconds until the next try; None before the first try and while a try is running
 
 
 class Unavailable(TypedDict):
@@ -357,7 +357,7 @@ class Readiness(TypedDict):
 
 
 class Load(TypedDict):
-    """The number of requests that the models have now."""
+    """The present number of requests of all models, waiting ones included."""
 
     server_load: int
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 PING_S = 20.0  # a client that has sent nothing for this time gets a ping
 SILENT_S = 60.0  # a client that has sent nothing for this time, not even a pong, is disconnected
-WATCH_S = 1.0  # seconds between checks whether the server stops
+WATCH_S = 1.0  # seconds between checks of the limits and of whether the server stops, while the client sends nothing
 TURN = 32  # frames handled before other tasks may run
 NO_UPGRADE = "the request asks for no upgrade; send `Upgrade: websocket`, and let a proxy in between pass on Upgrade and Connection"
 
@@ -32,12 +32,12 @@ class SocketLimits:
     """The limits of one WebSocket."""
 
     most_bytes: int  # bytes of the largest message
-    message_s: float  # time within which a message must arrive as a whole
-    open_s: float  # longest time for which the connection stays open
+    message_s: float  # seconds within which a message must arrive as a whole
+    open_s: float  # most seconds for which the connection stays open
 
 
 class Connection:
-    """The messages of one WebSocket."""
+    """One WebSocket: sends and receives its messages."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Connection:
         is_stopping: Callable[[], bool],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_stopping` tells whether the server stops. `now_s` gives the time that limits are compared with."""
+        """`is_stopping` tells whether the server stops. `now_s` returns the time in seconds, by which the time limits are checked."""
         self._receive, self._send, self._is_stopping = receive, send, is_stopping
         self._limits, self._now_s, self._opened_s = limits, now_s, now_s()
         self._reader = Reader(limits.most_bytes, now_s)
@@ -57,12 +57,13 @@ class Connection:
         await self.write(frame(Opcode.TEXT, text))
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        """Send bytes of frames. `more`: further bytes follow."""
+        """Send the bytes of one or more frames. `more`: further frames will follow."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def texts(self, hold: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
-        """Yield the client's text messages until it closes or disappears, and answer its pings. Raise WebSocketError if the connection must
-        be closed. Whenever bytes have arrived, `hold` is called with the size of the incomplete message; `hold` may raise."""
+        """Yield the client's text messages until the client closes the WebSocket or disconnects, and answer the client's pings. Raise
+        WebSocketError if the connection must be closed. Whenever bytes have arrived, `hold` is called with the number of bytes of the
+        incomplete message. An error that `hold` raises ends the iteration."""
         count = 0
         async with aclosing(self._received()) as received:
             async for data in received:
@@ -93,8 +94,8 @@ class Connection:
         return None
 
     async def _received(self) -> AsyncGenerator[bytes, None]:
-        """Yield received bytes until the client has gone. Ping a client that is silent. Raise WebSocketError if the connection must be
-        closed."""
+        """Yield received bytes until the client has disconnected. Ping a client that is silent. Raise WebSocketError if the connection must
+        be closed."""
         heard_s = pinged_s = self._now_s()
         while True:
             self._check()
@@ -112,7 +113,7 @@ class Connection:
             if event["type"] == "http.disconnect":
                 return
             yield event.get("body", b"")
-            heard_s = self._now_s()  # read again, because handling the messages may have taken long
+            heard_s = self._now_s()  # read the clock again, because handling the messages may have taken long
 
     def _check(self) -> None:
         """Raise WebSocketError if a limit is exceeded, or if the server stops."""
@@ -126,8 +127,8 @@ class Connection:
 
 
 class WebSocket(Response):
-    """A response that turns the connection into a WebSocket and calls `serve` with it. The connection ends when `serve` returns or raises
-    an error, with a close frame that says why."""
+    """A response that turns the connection into a WebSocket and calls `serve` with it. When `serve` returns or raises an error, send a
+    close frame with the reason, and end the connection."""
 
     def __init__(
         self, request: Request, serve: Callable[[Connection], Awaitable[None]], *, limits: SocketLimits, is_stopping: Callable[[], bool]
@@ -148,7 +149,8 @@ class WebSocket(Response):
         self._serve, self._limits, self._is_stopping = serve, limits, is_stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the head of the answer, call `serve`, and close the connection. An error other than WebSocketError is logged."""
+        """Send the head of the answer, call `serve`, and close the connection. Log an unexpected error, which is neither a WebSocketError
+        nor the cancellation."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         connection = Connection(receive, send, self._limits, self._is_stopping)
         code, reason = CloseCode.INTERNAL, "the server failed; its log has the cause"

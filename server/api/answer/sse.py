@@ -2,10 +2,10 @@
 
 APIs differ in how events are framed, how errors are encoded and how a stream ends: see `Framing`.
 
-A stream has one task that writes and one that watches for a disconnect. A client that has closed its sending side may have left or may
-still read. Only a write can show whether it reads, so heartbeats then follow one another quickly. However a stream ends, the generator of
-its payloads is closed. Unless the client has left, a stream whose headers were sent ends as its API requires, after an error event if there
-was an error.
+A stream has one task that writes and one that watches for a disconnect. A client that has closed its sending half may have left, or may
+still read the stream. Only a write shows which of the two is true, so such a client gets more frequent heartbeats. However a stream ends,
+the generator of its payloads is closed. Unless the client has left, a stream whose headers were sent ends as its API requires, after an
+error event if there was an error.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from server.http.protocol import HALF_CLOSED, PROBE_S
 
 log = logging.getLogger(__name__)
 
-# Seconds for which the response headers wait for the first event, so that an early failure can still decide the HTTP status. A framing
-# without heartbeats sends no headers before the first event, however late it comes: the server finds out by interim answers whether the
-# client has left, and it can send these only before the headers. HTTP/1.0 has none, so its headers wait no longer than PATIENCE_S.
+# Seconds for which the response headers wait for the first event, so that an early failure can still decide the HTTP status. In a framing
+# without heartbeats (NDJSON), the headers wait for the first event, however late that comes: only interim answers (1xx) can show whether
+# the client has left, and they must precede the headers. HTTP/1.0 has no interim answers, so its headers never wait longer than PATIENCE_S.
 PATIENCE_S = 1.0
 
 
@@ -35,7 +35,7 @@ class Framing:
     """How an API writes the events of a stream."""
 
     error: Callable[[ApiError], bytes] = ApiError.body  # encodes an error as a payload
-    named: bool = False  # write a line `event: NAME`, with the name from the beginning of the payload: {"type":"NAME",
+    named: bool = False  # write a line `event: NAME` before a payload, which must begin with {"type":"NAME"
     end: bytes = b"data: [DONE]\n\n"  # ends the stream
     lines: bool = False  # send lines of JSON (NDJSON) instead of events
 
@@ -108,7 +108,8 @@ class EventStream(Response):
             await _end(writer, gone, half_closed)
 
     async def _write(self, send: Send) -> None:
-        """Send all events, and the end of the stream. Raise an error that comes before the headers; a later one becomes an event."""
+        """Send all events, and the end of the stream. Raise an error that occurs before the headers are sent; a later error becomes an
+        event."""
         payloads = self._payloads
         try:
             async for payload in payloads:
@@ -133,7 +134,7 @@ class EventStream(Response):
         return self._framing.frame(self._framing.error(error))
 
     async def _send(self, send: Send, body: bytes, *, more_body: bool = True) -> None:
-        """Send bytes of the body, after the headers if they were not sent yet."""
+        """Send bytes of the body. Before the first bytes, send the headers."""
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -169,5 +170,5 @@ async def run_until_disconnect(work: Awaitable[None], receive: Receive) -> None:
 
 
 async def _set(event: asyncio.Event | None) -> None:
-    """Wait until an event is set. Without an event, as for requests that come from no connection, wait without end."""
+    """Wait until an event is set. Without an event (the request comes from no connection), wait forever."""
     await (event or asyncio.Event()).wait()

@@ -15,13 +15,14 @@ class StepParser:
     def __init__(self, generation: Generation, rules: AnswerRules, num_choices: int = 1) -> None:
         self._generation = generation
         self._parsers = [rules.parser() for _ in range(num_choices)]
-        # pieces of the arguments of the call that each choice has written last; None: it has written no call, or something after the call
+        # for each choice, pieces of the arguments of its last call; None: the choice has written no call, or has written something after
+        # its last call
         self._arguments: list[list[str] | None] = [None] * num_choices
 
     def parse(self, step: Step) -> tuple[list[Part], str | None]:
         """Return the parts that a step adds to its choice, and the reason if the choice ends: `stop`, `length` or `tool_calls`; otherwise
-        None. An answer that stops within a call is no answer with calls. If the parser needs no further tokens, abort the choice in the
-        worker."""
+        None. The reason is not `tool_calls` if the choice stops within a call. If the parser needs no further tokens, abort the choice in
+        the worker."""
         turn_to(step.choice)
         parser, usage = self._parsers[step.choice], self._generation.usage
         reasons = parser.reasons
@@ -36,7 +37,7 @@ class StepParser:
         if finish is not None:
             rest = parser.finish()
             if self._arguments[step.choice] == [] and (finish == "length" or isinstance(step.stop_reason, str)):
-                # The call was cut off before its arguments. Where a call may end without any, its parser adds an empty object.
+                # The call was cut off before its arguments. Remove the empty object that the parser may have added as the arguments.
                 rest = [part for part in rest if not isinstance(part, CallArguments)]
             self._follow(step.choice, rest)
             parts += rest
@@ -45,12 +46,13 @@ class StepParser:
         return parts, finish
 
     def is_in_call(self, choice: int) -> bool:
-        """Return whether the choice has begun a call whose arguments are not complete. A stop string may end it there."""
+        """Return whether the choice has begun a call whose arguments are not complete. For example, a stop string may have ended the choice
+        within the call."""
         arguments = self._arguments[choice]
         return arguments is not None and ends_early("".join(arguments))
 
     def _follow(self, choice: int, parts: list[Part]) -> None:
-        """Note the arguments of the call that the choice writes."""
+        """Store the arguments of the choice's last call."""
         for part in parts:
             match part:
                 case CallStart():

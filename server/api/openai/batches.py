@@ -1,4 +1,4 @@
-"""/v1/batches: run the requests of a file with what other requests leave free."""
+"""/v1/batches: run the requests of a file, with the capacity that other requests leave free."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BatchBody(Options):
 
 
 class BatchFault(TypedDict):
-    """An error in the file of a batch."""
+    """An error in the input file of a batch."""
 
     code: str
     message: str
@@ -60,7 +60,7 @@ class RequestCounts(TypedDict):
 
 
 class BatchObject(TypedDict):
-    """A batch and its progress. A field such as `failed_at` is the time at which the batch reached that state."""
+    """A batch and its progress. A field such as `failed_at` is the time, in seconds since 1970, at which the batch reached the state."""
 
     id: str
     object: Literal["batch"]
@@ -97,7 +97,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/batches", responses=gives(BatchObject))
     async def create_batch(request: Request, body: BatchBody) -> Response:
-        """Run the requests of a file with what other requests leave free."""
+        """Run the requests of a file, with the capacity that other requests leave free."""
         ignored, who = check_unknown(body, strict=strict), caller(request)
         file = batches.store.file(body.input_file_id, who.tenant)
         record = batches.create(file, who.key_digest, body.endpoint, body.metadata, models=who.limits.models)
@@ -118,7 +118,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/batches/{batch_id}/cancel", responses=gives(BatchObject))
     async def cancel_batch(request: Request, batch_id: str) -> Response:
-        """Cancel a batch. The answers that it has so far become readable once it has ended."""
+        """Cancel a batch. Its answers so far become readable once the batch has ended."""
         record = batches.batch(batch_id, caller(request).tenant)
         batches.cancel(record)
         return json_answer(shown(record))
@@ -127,8 +127,8 @@ def router(context: Context) -> APIRouter:
 
 
 def describe(record: BatchRecord, files: Container[str]) -> BatchObject:
-    """Describe a batch. Its output files are named while they are in `files`: from the end of the batch until they are deleted. Fields that
-    are not known yet are absent, because OpenAI's document allows no null for them."""
+    """Describe a batch. Name its output files only while they are in `files`: from the end of the batch until they are deleted. Fields that
+    are not known yet are absent, because OpenAI's API description allows no null for them."""
     described: BatchObject = {
         "id": record.id,
         "object": "batch",

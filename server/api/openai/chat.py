@@ -42,9 +42,9 @@ from server.text.dialects.preamble import described
 from server.text.templates.errors import TemplateError, TemplateUnavailable
 from server.text.templates.limits import RESERVED
 
-THINKING = frozenset({"enable_thinking", "reasoning_effort"})  # fields by which a request says whether and how much the model thinks
-BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}  # tokens of thoughts for an effort; higher efforts have no limit
-MAX_COUNTED = 1 << 17  # tokens are counted at least up to this number, also if the model's context is shorter
+THINKING = frozenset({"enable_thinking", "reasoning_effort"})  # fields of a request that set whether and how much the model thinks
+BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}  # most tokens of thoughts, by the effort; higher efforts have no limit
+MAX_COUNTED = 1 << 17  # conversations of up to this number of tokens can be counted, even if the model's context is shorter
 encode = msgspec.json.encode
 
 
@@ -76,8 +76,8 @@ def router(context: Context) -> APIRouter:
 
 
 async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
-    """Return the plan of a chat request: its prompt, its job, and how the answer is parsed. Raise ApiError if the model cannot answer
-    it."""
+    """Return the plan of a chat request: its prompt, its job, and how the answer is parsed. Raise ApiError if the model cannot answer the
+    request."""
     require_generator(model, loaded)
     body = with_tools(body)
     text, excerpts = await written_prompt(body, model, loaded, who, settings, lambda body: _offered(body, loaded, settings))
@@ -93,8 +93,8 @@ async def written_prompt(
     make: Callable[[ChatBody], Conversation] | None = None,
 ) -> tuple[str, tuple[Excerpt, ...]]:
     """Return the prompt of a conversation as text, and its images or recordings (`Excerpt`). `make` gets the body without the data of its
-    images and recordings, checks it, and converts it for the template. Without `make`, the body is converted unchecked. Raise ApiError for
-    the reasons of `media_of` and `render_prompt`."""
+    images and recordings, checks this body, and converts it to a conversation for the template. Without `make`, the body is converted
+    unchecked. Raise ApiError for the reasons of `media_of` and `render_prompt`."""
     emptied, found = await media_of(body, model, loaded, who, settings)
     if make is None:
         text = await render_prompt(lambda: conversation_of(emptied, tool_use(emptied).tools, markers_of(loaded)), loaded, who)
@@ -133,7 +133,7 @@ def _planned(
     text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings, excerpts: tuple[Excerpt, ...] = ()
 ) -> ChatPlan:
     """Return the plan for a rendered prompt `text`. A prompt with `excerpts` (images or recordings) is never truncated. Raise ApiError if
-    the prompt is too long, if a field has a value that is not accepted, or if it asks for what the model cannot do."""
+    the prompt is too long, if a field has a value that is not accepted, or if the request asks for something that the model cannot do."""
     use, context = tool_use(body), context_of(loaded)
     asked, side = body.max_completion_tokens or body.max_tokens, body.truncation_side
     keep = None if excerpts else kept_of(body.truncate_prompt_tokens, context, asked or loaded.defaults.max_tokens)
@@ -187,9 +187,9 @@ class Conversation:
 
 def conversation_of(body: ChatBody, tools: Sequence[Tool], markers: Mapping[str, str] = NO_MARKERS) -> Conversation:
     """Return the arguments for the chat template. `markers` has the text that stands for an image or a recording, by the type of its part.
-    Other fields of the request become variables of the template; a variable in `chat_template_kwargs` takes precedence over them. Raise
-    ApiError if a message has a part whose type has no marker and is no text, if a message is not valid for another reason, or if a variable
-    has a reserved name."""
+    The fields about thinking and `documents` become variables of the template, unless `chat_template_kwargs` sets the same variable. Raise
+    ApiError if a message has a part that is no text and whose type has no marker, if a message is not valid for another reason, or if a
+    variable has a reserved name."""
     messages = for_template(body.messages, markers)
     extra: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -198,7 +198,7 @@ def conversation_of(body: ChatBody, tools: Sequence[Tool], markers: Mapping[str,
     if body.enable_thinking is not None:
         extra.setdefault("enable_thinking", body.enable_thinking)
     if body.thinking_token_budget is not None and body.thinking_token_budget >= 0:
-        extra.setdefault("thinking_budget", body.thinking_token_budget)  # Seed-OSS was trained to keep to it
+        extra.setdefault("thinking_budget", body.thinking_token_budget)  # read by Seed-OSS's template
     if body.documents is not None:
         extra.setdefault("documents", body.documents)
     for name in sorted(RESERVED & extra.keys()):
@@ -211,9 +211,9 @@ def conversation_of(body: ChatBody, tools: Sequence[Tool], markers: Mapping[str,
 
 
 async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: Caller) -> str:
-    """Return the prompt that the chat template makes of the conversation which `make` returns, after adding the model's defaults and, if
-    the template shows no tools, a description of the tools. Raise ApiError if there is no template, if it fails or no process could render
-    it, or if `make` raises an ApiError."""
+    """Return the prompt that the chat template renders from the conversation of `make`. Before rendering, add the model's defaults and, if
+    the template shows no tools, a description of the tools. Raise ApiError if there is no template, if the template fails, if no process
+    could render the prompt, or if `make` raises ApiError."""
     if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
     made = await off_loop(who.num_body_bytes, lambda: _readable(_with_defaults(make(), loaded), loaded))
@@ -232,9 +232,9 @@ async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: C
 
 
 def _with_defaults(made: Conversation, loaded: Loaded) -> Conversation:
-    """Return a conversation with the model's default system message and default thinking, where the request says nothing about them. If the
-    template writes no system message, the text of the default one precedes that of the user's first message; if there is no message of the
-    user, a system message is added nevertheless."""
+    """Return a conversation with the model's default system message, if the request has no system message, and with the model's defaults
+    for thinking, if the request has no field about thinking. If the template writes no system message, the default text is put before the
+    text of the user's first message; without a message of the user, a system message is added nevertheless."""
     defaults, messages = loaded.defaults, made.messages
     thinks = {} if THINKING & made.variables.keys() else defaults.thinking
     if defaults.system and not any(message["role"] == "system" for message in messages):
@@ -249,7 +249,7 @@ def _with_defaults(made: Conversation, loaded: Loaded) -> Conversation:
 
 def _readable(made: Conversation, loaded: Loaded) -> Conversation:
     """Return a conversation whose tools reach the model: if the chat template shows no tools, a message describes them as text. If the
-    template also cannot write calls, the calls and results of earlier turns become text."""
+    template writes no calls either, the calls and results of earlier turns become text."""
     if loaded.dialect.reads_tools:
         return made
     has_system, writes_calls = _has_system(made, loaded), loaded.dialect.writes_calls
@@ -257,7 +257,8 @@ def _readable(made: Conversation, loaded: Loaded) -> Conversation:
 
 
 def _has_system(made: Conversation, loaded: Loaded) -> bool:
-    """Return whether the template writes a system message into this conversation. Voxtral's template refuses one beside audio."""
+    """Return whether the template writes a system message into this conversation. Voxtral's template refuses a system message in a
+    conversation with audio."""
     dialect, ears = loaded.dialect, loaded.ears
     if ears is None or dialect.has_system_with_audio:
         return dialect.has_system
@@ -265,7 +266,7 @@ def _has_system(made: Conversation, loaded: Loaded) -> bool:
 
 
 def _check_conversation(body: ChatBody, loaded: Loaded) -> None:
-    """Raise ApiError if the conversation is certainly too long, before it is rendered: the prompt contains at least the texts of the
+    """Before rendering, raise ApiError if the conversation is certainly too long: the prompt will contain at least the texts of its
     messages and tools."""
     context = context_of(loaded)
     given = [body.messages, body.tools if body.tool_choice != "none" else None]
@@ -297,7 +298,7 @@ def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render
 
 def pages_needed(group: CachePages, num_prompt: int, longest: int, num_choices: int) -> int:
     """Return how many pages of one cache group a request needs if each choice has at most `longest` tokens, including the prompt. In a
-    group with a window, a choice needs at most the pages of the window."""
+    group of layers with an attention window, a choice needs at most the pages of the window."""
     shared = num_prompt // group.page_size  # choices share the full pages of the prompt
     whole = shared + (-(-longest // group.page_size) - shared) * num_choices
     return whole if group.most_each is None else min(whole, group.most_each * num_choices)
@@ -322,13 +323,13 @@ def _check_fields(body: ChatBody, settings: ServerSettings) -> None:
 
 
 def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSettings, *, thinking: bool) -> Constraint | None:
-    """Return the constraint of an answer, or None if it has none. A demanded call decides it, else a field that demands a format, else the
-    offered tools. `thinking`: the prompt has opened a block of thoughts. Raise ApiError if a call is demanded beside a format by another
-    field than `response_format`, which applies only to messages, if several fields demand a format, or if a schema is not valid or too
-    large."""
+    """Return the constraint of an answer, or None if it has none. A demanded call decides the constraint, else a field that demands a
+    format, else the offered tools. `thinking`: the prompt has opened a block of thoughts. Raise ApiError if the request demands both a call
+    and a format (other than `response_format`, which applies only to messages), if several fields demand a format, or if a schema is not
+    valid or too large."""
     dialect = loaded.dialect
     constraint = constraint_of(body, settings)
-    is_format = body.response_format is not None and body.response_format.type != "text"  # `constraint` is that of response_format
+    is_format = body.response_format is not None and body.response_format.type != "text"  # `constraint` comes from response_format
     if use.demanded:
         if constraint is not None and not is_format:
             raise invalid("tool_choice", "tool_choice demands a call, and another field demands a format; give only one of them")
@@ -341,10 +342,11 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
 
 
 def _thinking(body: ChatBody, loaded: Loaded, *, is_open: bool) -> Thinking | None:
-    """Return the limit on the tokens of thoughts: the request's `thinking_token_budget`, or else the budget of the effort that the request
-    names, or if the request says nothing about thinking, of the model's default effort. Return None if there is no limit; a
-    `thinking_token_budget` of -1 sets none. An effort sets none if the model itself reads the effort, or if no tokens mark thoughts. In the
-    latter case, raise ApiError for a `thinking_token_budget` of at least 0. `is_open`: the prompt has opened a block of thoughts."""
+    """Return the limit on the tokens of thoughts, or None if there is none. If the request has a `thinking_token_budget`, that is the
+    limit; -1 means none. Otherwise, BUDGETS has the limit for the effort that the request names, or for the model's default effort if the
+    request has no field about thinking. An effort sets no limit if the chat template shows the effort to the model, or if no tokens mark
+    the model's thoughts. In the latter case, raise ApiError for a `thinking_token_budget` of at least 0. `is_open`: the prompt has opened a
+    block of thoughts."""
     dialect = loaded.dialect
     asked, bounds = body.thinking_token_budget, dialect.thought_bounds
     if asked is None:

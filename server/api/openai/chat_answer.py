@@ -123,8 +123,8 @@ class ChatAnswer:
             yield chunk
 
     def _take(self, choice: _ChatChoice, step: Step) -> list[Part]:
-        """Return the parts that a step adds to its choice. Keep the end of the choice and the log-probabilities of the prompt, if the step
-        has them."""
+        """Return the parts that a step adds to its choice. Store the finish reason of the choice and the log-probabilities of the prompt,
+        if the step has them."""
         parts, finish = self._parser.parse(step)
         if finish is not None:
             is_call = finish == "tool_calls" and self._is_of_functions
@@ -143,7 +143,8 @@ class ChatAnswer:
         )
 
     def _opening(self, step: Step) -> bytes:
-        """Return the choice of the first chunk, which has no text of the model yet. `step` is the choice's first step."""
+        """Return the entry of `choices` in a choice's first chunk, which has no text of the model yet. `step` is the choice's first
+        step."""
         opening: ChatChunkChoice = {
             "index": step.choice,
             "delta": {"role": "assistant", "content": self._echoed},
@@ -157,8 +158,8 @@ class ChatAnswer:
         return encode(opening)
 
     def _chunk(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bytes | None:
-        """Return the choice of a step's chunk, or None if the step neither changes the message nor ends the choice. Then its tokens and
-        log-probabilities wait in `choice` for a later chunk."""
+        """Return the entry of `choices` in a step's chunk, or None if the step neither changes the message nor ends the choice. In the
+        latter case, the step's tokens and log-probabilities wait in `choice` for a later chunk."""
         choice.entries += self._writer.chat_entries(step.entries)
         choice.token_ids += step.token_ids
         delta = self._delta(parts)

@@ -28,14 +28,14 @@ encode = msgspec.json.encode
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of one choice while it is generated. If the answer is streamed, only `finish` and `stop_reason` are set: chunks have sent
-    the rest."""
+    """The state of one choice while it is generated. If the answer is streamed, only `index`, `finish` and `stop_reason` are set, because
+    chunks send everything else."""
 
     index: int  # index among the choices of all prompts
     text: list[str] = field(default_factory=list)
     logprobs: Columns = field(default_factory=Columns)
-    sum_logprobs: float = 0.0  # sum over the tokens, by which the best choices are found
-    num_logprobs: int = 0  # number of tokens in this sum
+    sum_logprobs: float = 0.0  # sum of the tokens' log-probabilities, by whose mean the best choices are found
+    num_logprobs: int = 0  # number of summands of `sum_logprobs`
     token_ids: list[int] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
@@ -56,8 +56,8 @@ class _Prompt:
 
     @classmethod
     def of(cls, job: Job, tokenizer: Tokenizer, around: TextTemplate) -> _Prompt:
-        """Return a job's prompt with the text of its tokens, in which special tokens appear if they do in the answer, but not those
-        `around` the text, which the client did not write. A character that lacks bytes at its end is left to the answer."""
+        """Return a job's prompt. Its text has the special tokens that are also shown in the answer, but not those `around` the text, which
+        the client did not write. If the prompt ends within a character, the character belongs to the answer."""
         ids, detokenizer = job.submit.prompt_ids, Detokenizer(tokenizer, StopRules(), job.shown)
         begin, end = around.text_in(ids)
         text = detokenizer.push(ids[begin:end])
@@ -65,7 +65,7 @@ class _Prompt:
 
 
 def _echoed(body: CompletionBody, jobs: Sequence[Job], tokenizer: Tokenizer) -> list[_Prompt]:
-    """Return the prompts to echo. The tokenizer has put special tokens around those that are texts, unless the request forbids it."""
+    """Return the prompts to echo. The tokenizer has put special tokens around a prompt that is a text, unless the request forbids this."""
     around = NOTHING_AROUND if body.add_special_tokens is False else tokenizer.text_template
     parts = one_by_one(body.prompt)
     return [_Prompt.of(job, tokenizer, around if isinstance(part, str) else NOTHING_AROUND) for job, part in zip(jobs, parts, strict=True)]
@@ -81,7 +81,8 @@ class CompletionAnswer:
         self._prompts = _echoed(body, jobs, loaded.tokenizer) if body.echo else []
         self._prompt_ids = [job.submit.prompt_ids for job in jobs]
         self._prompt_logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
-        # The log-probabilities of each prompt, encoded once for all choices: of an echoed prompt, and in vLLM's shape.
+        # The log-probabilities of each prompt, encoded once for all its choices: in OpenAI's shape for an echoed prompt, and in vLLM's
+        # shape.
         self._echoes: dict[int, Columns] = {}
         self._ranked: dict[int, PromptLogprobs] = {}
         self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
@@ -146,8 +147,9 @@ class CompletionAnswer:
             yield chunk
 
     async def _steps_behind_prompts(self) -> AsyncGenerator[Step, None]:
-        """Yield the steps. If the answer has the log-probabilities of a prompt, hold its steps back until the step with these
-        log-probabilities arrives, which is the first one of its first choice: steps of other choices may come earlier."""
+        """Yield the steps. If the answer has log-probabilities of prompts, hold back the steps of each prompt until the step with its
+        log-probabilities arrives. That is the first step of the prompt's first choice, but steps of its other choices may arrive
+        earlier."""
         held: dict[int, list[Step]] = {}
         if self._body.prompt_logprobs is not None or (self._prompts and self._body.logprobs is not None):
             held = {index: [] for index in range(len(self._prompt_ids))}
@@ -164,7 +166,7 @@ class CompletionAnswer:
                     yield step
 
     def _take(self, choice: _Choice, step: Step) -> None:
-        """Keep the prompt's log-probabilities and the end of the choice, if the step has them."""
+        """Store the prompt's log-probabilities and the finish reason of the choice, if the step has them."""
         if step.prompt_logprobs:
             self._prompt_logprobs[step.choice // self._per_prompt] = step.prompt_logprobs
         if step.finish is not None:
@@ -172,7 +174,7 @@ class CompletionAnswer:
             choice.stop_reason = step.stop_reason
 
     def _best(self) -> list[_Choice]:
-        """Return `n` choices of each prompt: all of them, or those with the highest mean log-probability."""
+        """Return `n` choices of each prompt: if more were generated (`best_of`), those with the highest mean log-probability."""
         wanted, best = self._body.n or 1, list[_Choice]()
         for first in range(0, len(self._choices), self._per_prompt):
             group = self._choices[first : first + self._per_prompt]
@@ -180,7 +182,8 @@ class CompletionAnswer:
         return best
 
     def _opening(self, step: Step) -> bytes:
-        """Return the choice of the first chunk: what the request asks to see of the prompt, and no text of the model."""
+        """Return the entry of `choices` in a choice's first chunk. It has the data about the prompt that the request asks for, and no text
+        of the model."""
         prompt_index = step.choice // self._per_prompt
         opening: CompletionChoice = {
             "index": step.choice,
@@ -195,7 +198,7 @@ class CompletionAnswer:
         return encode(opening)
 
     def _chunk(self, choice: _Choice, step: Step) -> bytes:
-        """Return the choice of a step's chunk. If `max_tokens` is 0, it has no text and no tokens."""
+        """Return the entry of `choices` in a step's chunk. If `max_tokens` is 0, the entry has no text and no tokens."""
         silent = self._body.max_tokens == 0
         chunk: CompletionChoice = {
             "index": step.choice,
@@ -210,7 +213,7 @@ class CompletionAnswer:
         return encode(chunk)
 
     def _describe(self, index: int, choice: _Choice) -> CompletionChoice:
-        """Return a whole choice, behind the echoed prompt if there is one. `index` is its index in the answer."""
+        """Return a whole choice. Its text follows the echoed prompt, if there is one. `index` is the choice's index in the answer."""
         prompt_index = choice.index // self._per_prompt
         silent = self._body.max_tokens == 0
         text = "" if silent else "".join(choice.text)
@@ -234,16 +237,15 @@ class CompletionAnswer:
         return described
 
     def _logprobs(self, choice: int, entries: Sequence[TokenEntry]) -> CompletionLogprobs | None:
-        """Return log-probabilities of tokens of a choice, or None if they are not requested. If `max_tokens` is 0, return those of no
-        token."""
+        """Return log-probabilities of tokens of a choice, or None if they are not requested. If `max_tokens` is 0, the lists are empty."""
         if self._body.logprobs is None:
             return None
         shift = len(self._prompts[choice // self._per_prompt].text) if self._prompts else 0
         return self._writer.completion(() if self._body.max_tokens == 0 else entries, shift=shift)
 
     def _ranked_prompt(self, prompt_index: int) -> PromptLogprobs:
-        """Return the log-probabilities of a prompt in vLLM's shape. They have arrived. The first call encodes them. In a stream, this is
-        the call for the step that has them, which runs on a thread if they are many."""
+        """Return the log-probabilities of a prompt in vLLM's shape. They must have arrived. Only the first call encodes them. A stream
+        makes this call on a thread if there are many log-probabilities."""
         if prompt_index not in self._ranked:
             self._ranked[prompt_index] = self._writer.prompt(self._prompt_logprobs.get(prompt_index, ()))
         return self._ranked[prompt_index]

@@ -87,9 +87,9 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
 
 
 def _prompts(body: CompletionBody, loaded: Loaded, keep: int | None) -> list[list[int]]:
-    """Return the tokens of each prompt, with the suffix if there is one. `keep`: tokens to which a prompt is truncated; None: it is not.
-    Raise ApiError if the model cannot fill in the middle and there is a suffix, if a text is too long, or for the reasons of
-    `token_ids`."""
+    """Return the tokens of each prompt, with the suffix if there is one. `keep`: number of tokens to which longer prompts are truncated;
+    None: prompts are not truncated. Raise ApiError if the model cannot fill in the middle and there is a suffix, if a text is too long, or
+    for the reasons of `token_ids`."""
     special, tokenizer, infill = body.add_special_tokens is not False, loaded.tokenizer, loaded.dialect.infill
     context, side = context_of(loaded), body.truncation_side
     if not body.suffix:
@@ -118,8 +118,8 @@ def token_ids(
     """Return the tokens of each prompt, truncated to `keep` tokens by removing tokens at `side` (None: at the beginning); without `keep`,
     return all. `prompt` is a text, token ids, or a list of texts or of token id lists. Truncation keeps the special tokens `around` a text.
     Raise ApiError for an empty list of prompts, an empty prompt (unless `may_be_empty`), a token id outside the vocabulary, or a long text
-    that certainly exceeds the context. The caller checks the number of tokens of other prompts, for completions with
-    `max_tokens_of`."""
+    that certainly exceeds the context. The caller checks whether other prompts fit into the context; for completions, `max_tokens_of` does
+    so."""
     parts = one_by_one(prompt)
     texts = [part for part in parts if isinstance(part, str)]
     encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side, around=around))
@@ -133,14 +133,14 @@ def token_ids(
 
 
 def check_num_choices(num_choices: int, settings: ServerSettings) -> None:
-    """Raise ApiError if a request asks for too many choices. `num_choices` counts those of all prompts."""
+    """Raise ApiError if a request asks for too many choices. `num_choices` is the number for all prompts together."""
     if num_choices > settings.max_choices:
         raise invalid("n", f"the number of prompts times n is {num_choices}; expected at most {settings.max_choices}")
 
 
 def _check_fields(body: CompletionBody, num_choices: int, settings: ServerSettings) -> None:
-    """Raise ApiError if two fields contradict each other, or if there are too many choices. `num_choices` counts those of all prompts that
-    are generated, also if only the best are returned."""
+    """Raise ApiError if two fields contradict each other, or if there are too many choices. `num_choices`: number of choices to generate
+    for all prompts together, even if only the best are returned."""
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is given and stream is not true; set stream, or leave stream_options out")
     check_num_choices(num_choices, settings)

@@ -55,8 +55,8 @@ def router(context: Context) -> APIRouter:
 def _planned(
     body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings, crops: Mapping[int, Crop]
 ) -> list[list[int]]:
-    """Return the tokens of each input. An image, whose index is in `crops`, gets an empty list. Raise ApiError as `plan_embedding`
-    does."""
+    """Return the tokens of each input. An image, whose index is in `crops`, gets an empty list. Raise ApiError for the reasons of
+    `plan_embedding`."""
     if crops and not body.input:
         check_embedding(body, model, loaded)
         return [[] for _ in crops]

@@ -95,7 +95,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/v1/files/{file_id}", responses=gives(FileDeleted))
     async def delete_file(request: Request, file_id: str) -> Response:
-        """Delete a file that no running batch uses."""
+        """Delete a file, unless a batch that has not ended uses it."""
         file = batches.store.file(file_id, caller(request).tenant)
         await batches.delete_file(file)
         deleted: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
@@ -105,7 +105,8 @@ def router(context: Context) -> APIRouter:
 
 
 async def _written(body: AsyncIterator[bytes], upload: Upload) -> AsyncIterator[bytes]:
-    """Yield the pieces of a body. After each, write on a thread what the form has taken of it, so that no request waits for the disk."""
+    """Yield the pieces of a body. After each piece, write the part of it that belongs to the file to disk, on a thread, so that other
+    requests do not wait for the disk."""
     async for piece in body:
         yield piece
         await upload.store.on_disk(upload.write)
@@ -128,7 +129,7 @@ def describe(file: FileRecord) -> FileObject:
 
 
 def _record(file_id: str, size: int, owner: str, form: Form) -> FileRecord:
-    """Return the record of an uploaded file. Raise ApiError if the form lacks a field, or if one is not valid."""
+    """Return the record of an uploaded file. Raise ApiError if the form lacks a field, or if a field is not valid."""
     if form.filename is None:
         raise invalid("file", "file is absent; expected a form with a file")
     purpose = form.fields.get("purpose", "")
@@ -138,8 +139,8 @@ def _record(file_id: str, size: int, owner: str, form: Form) -> FileRecord:
 
 
 def _expiry(form: Form) -> int | None:
-    """Return the time at which the file expires, in seconds since 1970, or None if the form names none. Raise ApiError if the form's time
-    is not accepted."""
+    """Return the time at which the file expires, in seconds since 1970, or None if the form sets no expiry. Raise ApiError if the form's
+    `expires_after` is not valid."""
     anchor, seconds = form.fields.get(ANCHOR), form.fields.get(SECONDS)
     if anchor is None and seconds is None:
         return None

@@ -1,4 +1,4 @@
-"""Write the parts that chat and completion answers share: the envelope, and the usage in streams."""
+"""Write the parts that chat and completion answers share: the envelope (the fields around `choices`), and the usage in streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ encode = msgspec.json.encode
 
 
 def envelope(kind: str, id_prefix: str, body: ChatBody | CompletionBody, model: Model, loaded: Loaded) -> Envelope:
-    """Return the fields around the choices of an answer. `kind` is its `object`, and its id begins with `id_prefix`."""
+    """Return the fields around the choices of an answer. `kind` is the value of `object`, and `id` begins with `id_prefix`."""
     return {
         "id": answer_id(id_prefix, body.request_id),
         "object": kind,
@@ -31,7 +31,7 @@ class ChunkFrame:
     """The bytes around the choices of each chunk. `stream_options` decides which chunks report usage."""
 
     def __init__(self, envelope: Envelope, body: ChatBody | CompletionBody, usage: Callable[[], Usage]) -> None:
-        """`usage` returns the present counts."""
+        """`usage` returns the present counts of tokens."""
         options = body.stream_options
         self._usage = usage
         self._in_each_chunk = options is not None and bool(options.continuous_usage_stats)

@@ -42,8 +42,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _entries(model: Model, seen: VisibleModels) -> list[ModelEntry]:
-    """Return the entry of a model, and those of its aliases that have their own defaults. The entry of the model is left out if the caller
-    may use only such aliases."""
+    """Return the entry of a model, and an entry for each of its aliases that has its own defaults. Leave out the entry of the model if the
+    caller may use only such aliases."""
     variants = {} if model.loaded is None else model.loaded.variants
     names = seen.names_of(model)
     plain = [_described(model, seen)] if any(name not in variants for name in names) else []
@@ -51,8 +51,8 @@ def _entries(model: Model, seen: VisibleModels) -> list[ModelEntry]:
 
 
 def _described(model: Model, seen: VisibleModels) -> ModelEntry:
-    """Describe a model by the names that the caller may use. At least one of them has no defaults of its own. If the caller may not use the
-    model's own name, an alias takes its place."""
+    """Describe a model by the names that the caller may use. At least one of these names has no defaults of its own. If the caller may not
+    use the model's own name, an alias without defaults of its own takes the place of this name."""
     entry = describe(model, seen.registry)
     variants = {} if model.loaded is None else model.loaded.variants
     name, *aliases = [name for name in seen.names_of(model) if name not in variants]
@@ -117,8 +117,8 @@ def _of_requests(loaded: Loaded) -> RequestDefaults:
 
 
 def progress_of(outage: Outage) -> Restarting:
-    """Describe the restart of a worker: the seconds since the outage began, and those until the next try. The latter is None while a try is
-    running."""
+    """Describe the restart of a worker: the seconds since the outage began, and the seconds until the next try, which are None before the
+    first try and while a try is running."""
     now_s = time.monotonic()
     next_try_s = None if outage.next_try_s is None else round(max(0.0, outage.next_try_s - now_s), 2)
     return {"since_s": round(now_s - outage.began_s, 2), "tries": outage.num_tries, "next_try_s": next_try_s}

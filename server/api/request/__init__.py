@@ -1,1 +1,1 @@
-"""Turn the body of a request into a Submit for the worker: schemas, limits, defaults, prompts."""
+"""Turn the body of a request into a job for the worker: check fields and limits, apply defaults, and encode prompts."""

@@ -21,9 +21,9 @@ from server.api.request.schema import (
 )
 from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
 
-ROLES = {"developer": "system", "function": "tool"}  # other names of two roles
+ROLES = {"developer": "system", "function": "tool"}  # other names of the roles `system` and `tool`
 NO_MARKERS: Mapping[str, str] = MappingProxyType({})
-NOT_UNDERSTOOD = {  # by the type of a part: what the error says about it
+NOT_UNDERSTOOD = {  # by the type of a part: the explanation in the error that refuses the part
     IMAGE_PART: "no images are understood here; send only texts, or ask a vision model in chat",
     **dict.fromkeys((ITEM_IMAGE, "image"), f"an image is a part of type {IMAGE_PART} in chat, and {ITEM_IMAGE} in /v1/responses"),
     **dict.fromkeys(AUDIO_PARTS, "no audio is understood here; send only texts, or ask a model that hears in chat"),
@@ -33,8 +33,8 @@ NOT_UNDERSTOOD = {  # by the type of a part: what the error says about it
 
 
 def for_template(messages: Sequence[Message], markers: Mapping[str, str] = NO_MARKERS) -> list[dict[str, object]]:
-    """Return the messages for a template. `markers`: by the type of a part, the text that stands for such a part in a content. A part whose
-    type has no marker is refused unless it is a text."""
+    """Return the messages for a template. `markers`: by the type of a part, the text that stands for such a part in a content. Raise
+    ApiError for a part that is no text and whose type has no marker."""
     return [_message(message, place_of(message, index), markers) for index, message in enumerate(messages)]
 
 
@@ -44,9 +44,10 @@ def place_of(message: Message, index: int) -> str:
 
 
 def _message(message: Message, where: str, markers: Mapping[str, str]) -> dict[str, object]:
-    """Return a message for a template, with fields that the server does not know as they are. A refusal takes the place of a content that
-    is absent or empty. `function_call` becomes `tool_calls`. Raise ApiError if the message has a part that is not understood, or arguments
-    of a call that exceed a limit of JsonScan, and if a message of another role than the assistant has neither content nor calls."""
+    """Return a message for a template. Fields that the server does not know stay as they are. The message's `refusal` replaces a content
+    that is absent or empty. `function_call` becomes `tool_calls`. Raise ApiError if the message has a part that is not understood, if the
+    arguments of a call exceed a limit of `server/http/json_scan.py`, or if a message of another role than `assistant` has neither content
+    nor calls."""
     rendered: dict[str, object] = {**(message.model_extra or {})}
     rendered["role"] = ROLES.get(message.role, message.role)
     rendered["content"] = text_of(message.content, f"{where}.content", markers) or message.refusal or ""
@@ -69,8 +70,8 @@ def _message(message: Message, where: str, markers: Mapping[str, str]) -> dict[s
 
 
 def text_of(content: str | Sequence[ContentPart] | None, where: str = "content", markers: Mapping[str, str] = NO_MARKERS) -> str:
-    """Return the text of a content, with the marker of its type in place of each image or recording. Raise ApiError for any other part that
-    is no text, or if a text has a marker itself."""
+    """Return the text of a content, with markers in place of its images and recordings. Raise ApiError for any other part that is no text,
+    or if a text contains a marker."""
     if content is None or isinstance(content, str):
         return _without(markers, content or "", where)
     texts: list[str] = []
@@ -83,7 +84,7 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str = "content",
 
 
 def part_text(part: ContentPart, where: str) -> str:
-    """Return the text of a part. Raise ApiError if it has none."""
+    """Return the text of a part. Raise ApiError if the part has no text."""
     if part.type not in TEXT_PARTS:
         what = NOT_UNDERSTOOD.get(part.type, "only text is understood")
         raise ApiError(UNSUPPORTED_CONTENT, f"{where} has type {part.type!r:.40}; {what}", param=f"{where}.type")
@@ -94,7 +95,7 @@ def part_text(part: ContentPart, where: str) -> str:
 
 
 def _without(markers: Mapping[str, str], text: str, where: str) -> str:
-    """Return a text. Raise ApiError if it has a marker, which stands for an image or a recording."""
+    """Return `text`. Raise ApiError if it contains a marker, because markers stand for images and recordings."""
     if marker := next((marker for marker in markers.values() if marker and marker in text), ""):
         raise invalid(
             where, f"{where} has the text {marker!r}, which stands for an image or a recording; leave it out, or write it otherwise"
@@ -104,7 +105,8 @@ def _without(markers: Mapping[str, str], text: str, where: str) -> str:
 
 def _call(call: MessageCall) -> dict[str, object]:
     """Return a tool call for the template. Templates expect arguments as an object, while the API has them as a string. A string that is
-    not JSON stays as it is: the arguments were cut off. Raise ApiError if the arguments exceed a limit of JsonScan."""
+    not JSON stays as it is, because the arguments may have been cut off. Raise ApiError if the arguments exceed a limit of
+    `server/http/json_scan.py`."""
     arguments: object = call.function.arguments or {}
     if isinstance(arguments, str):
         try:

@@ -1,7 +1,7 @@
 """Separate the images of an embedding request from its texts, and decode them.
 
-An image is an object `{"image": ...}` in `input`, as in Jina's API, or the only part of a conversation, as in vLLM's. Its vector is in the
-place that the image has among the inputs.
+An image is an object `{"image": ...}` in `input`, as in Jina's API, or the only part of a conversation, as in vLLM's. The index of its
+vector is the index of the image among the inputs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 Item = tuple[str, str, bool]  # path in the request; a text, or the URL or base64 of an image; whether it is an image
-BARE = "data:image;base64,"  # put before bare base64, it makes a URL
+BARE = "data:image;base64,"  # makes a URL of base64 that follows
 
 
 async def separated(
     body: EmbeddingBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings
 ) -> tuple[EmbeddingBody, dict[int, Crop]]:
     """Return the request with only its texts as `input` and without messages, and its images by the index of their vectors. A request with
-    only texts and token ids is returned as it is, and so is one with messages if the model embeds no images. Raise ApiError if an input is
-    not a text or an image, if images are given and the model embeds none, if there are too many, if one cannot be decoded, or if the client
-    leaves."""
+    only texts and token ids is returned as it is; if the model embeds no images, so is a request with messages. Raise ApiError if an input
+    is not a text or an image, if the request has images and the model embeds none, if there are too many images, if an image cannot be
+    decoded, or if the client leaves."""
     items = list(_items(body, loaded))
     if not items:
         return body, {}
@@ -46,8 +46,8 @@ async def separated(
 
 def _items(body: EmbeddingBody, loaded: Loaded) -> Iterator[Item]:
     """Yield the inputs of a request; messages are one input. Yield nothing if there are only texts and token ids, which need no separation,
-    if the request has messages and the model embeds no images, or if it has both input and messages, which is refused later. Raise ApiError
-    if an object has not exactly one of text and image, or for the reasons of `_conversation`."""
+    if the request has messages and the model embeds no images, or if the request has both input and messages, which is refused later. Raise
+    ApiError if an object does not have exactly one of text and image, or for the reasons of `_conversation`."""
     if body.messages is not None:
         if body.input is None and loaded.image_decoder is not None:
             yield _conversation(body.messages)
@@ -65,8 +65,8 @@ def _items(body: EmbeddingBody, loaded: Loaded) -> Iterator[Item]:
 
 
 def _conversation(messages: list[Message]) -> Item:
-    """Return the only image of a conversation, or its texts joined. Raise ApiError if it has several images, both images and texts, or a
-    part that is neither."""
+    """Return the only image of a conversation, or its texts joined. Raise ApiError if the conversation has several images, both images and
+    texts, or a part that is neither an image nor a text."""
     texts: list[str] = []
     images: list[Item] = []
     for number, message in enumerate(messages):
@@ -88,12 +88,12 @@ def _conversation(messages: list[Message]) -> Item:
 
 
 async def _crops(items: Sequence[Item], loaded: Loaded) -> dict[int, Crop]:
-    """Decode the images among the inputs, one after the other. Return them by their index."""
+    """Decode the images among the inputs, one after the other. Return their crops, by the index of the image among the inputs."""
     return {index: await _crop(item, loaded) for index, item in enumerate(items) if item[2]}
 
 
 async def _crop(item: Item, loaded: Loaded) -> Crop:
-    """Decode an image, given as a URL or in base64. Raise ApiError if that fails."""
+    """Decode an image, given as a URL or in base64. Raise ApiError if the image cannot be decoded."""
     where, url, _ = item
     assert loaded.image_decoder is not None and loaded.ready.vision is not None
     given = url if ":" in url[:16] else BARE + url

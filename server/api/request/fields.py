@@ -125,8 +125,9 @@ UNSUPPORTED: Mapping[str, str] = {
     "embed_dtype": "embeddings are float32",
     "endianness": "embeddings are little-endian",
 }
-# Samplers and other options of UNSUPPORTED, by their main field. Clients send all fields that they know, so the values that turn an option
-# off are accepted: they are in the first tuple. The second tuple names further fields, which have no effect while it is off.
+# Samplers and other options of UNSUPPORTED, by their main field. The first tuple has the values of the main field that turn the option off.
+# These are accepted, because clients send all fields that they know. The second tuple names the option's further fields, which have no
+# effect while the option is off.
 OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "mirostat": ((0,), ("mirostat_tau", "mirostat_eta")),
     "dynatemp_range": ((0,), ("dynatemp_exponent",)),
@@ -137,18 +138,18 @@ OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "tfs_z": ((1,), ()),
     "n_keep": ((0, -1), ()),
 }
-ON_AT_ZERO = ("adaptive_target", "repeat_last_n", "tfs_z")  # options that 0 does not turn off; repeat_last_n 0 turns penalties off
+ON_AT_ZERO = ("adaptive_target", "repeat_last_n", "tfs_z")  # 0 is not NEUTRAL for these: for example, repeat_last_n 0 turns penalties off
 UNKNOWN_TYPE = "unknown_type"  # kind of the validation error for an object whose `type` is not known
 MAX_NAMES = 32  # most names of ignored fields in a header
 KNOWN, FOREIGN = "of a known type", "of a foreign type"  # tags of a union; error paths leave out tags that are no identifiers
-NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})  # values by which an unsupported field asks for nothing; it is then accepted
+NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})  # an unsupported field with such a value requests nothing, so it is accepted
 
 
 def check_unknown(body: Options, *, strict: bool) -> list[str]:
-    """Raise ApiError for unsupported fields whose values are not NEUTRAL. Return the names of other unknown fields, and of objects of
-    foreign types, which are also logged; if `strict`, raise ApiError for these, too. Names are paths, and an unsupported field of an item
-    of a list counts as any unknown field. A field that is None is never reported: clients that send an answer back write the fields that
-    it lacks as null."""
+    """Raise ApiError for unsupported fields whose values are not NEUTRAL, and for ON_AT_ZERO fields that are 0. Return the names of other
+    unknown fields, and of objects of foreign types, which are also logged; if `strict`, raise ApiError for these fields and objects, too.
+    Names are paths. In an item of a list, an unsupported field is treated as an unknown one. A field that is None is never reported:
+    clients that send an earlier answer back write null for the fields that the answer lacks."""
     ignored: list[str] = []
     for name, value in _unknown(body, None, []):
         if value is None:
@@ -191,21 +192,21 @@ class Options(BaseModel):
 
 
 class Foreign(Options):
-    """An object of a type that this server does not know, such as a tool that only another server runs. It is ignored, as an unknown field
-    is; only its type is kept."""
+    """An object of a type that this server does not know, such as a tool that only another server runs. Like an unknown field, the object
+    is ignored; only its type is stored."""
 
     type: Annotated[str, Field(max_length=64)]
 
     @model_validator(mode="before")
     @classmethod
     def _only_type(cls, value: object) -> object:
-        """Return only the type, as a text of at most 64 characters. Return a value that is no object as it is."""
+        """Return an object with only the type, as a text of at most 64 characters. Return a value that is no object as it is."""
         return {"type": str(cast("dict[str, object]", value).get("type"))[:64]} if isinstance(value, dict) else value
 
 
 def without_off(further: Mapping[str, object], *, has_penalty: bool) -> Mapping[str, object]:
-    """Return unknown fields without those that belong to an option which is turned off, and without `repeat_last_n` if it has no effect or
-    says that penalties apply to the whole text, as they do here. `has_penalty`: the request penalises tokens."""
+    """Return unknown fields without those that belong to an option which is turned off, and without `repeat_last_n` if `has_penalty` (the
+    request penalises tokens) is false, or if the value is -1, which asks for what this server does: apply penalties to the whole text."""
     if not further:
         return further
     off: set[str] = set()
@@ -218,7 +219,7 @@ def without_off(further: Mapping[str, object], *, has_penalty: bool) -> Mapping[
 
 
 def only_type(value: object, known: Container[str | None]) -> object:
-    """Return only the type of an object whose type is unknown: the object is refused as a whole later, and its fields may have values that
+    """Return an object of an unknown type with only its type: the object is refused as a whole later, and its fields may have values that
     fields of known objects cannot have. Return any other value as it is."""
     kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
     return {"type": kind} if isinstance(kind, str) and kind not in known else value
@@ -226,7 +227,7 @@ def only_type(value: object, known: Container[str | None]) -> object:
 
 def foreign_unless(*known: str, further: Mapping[str, str] | None = None) -> Discriminator:
     """Return the discriminator of a union of a known object, whose `type` is absent or one of `known`, and of a foreign object. `further`
-    maps other types to the tags of further members."""
+    maps other types to the tags of further members of the union."""
     tags = further or {}
 
     def kind_of(value: object) -> str:
@@ -241,8 +242,8 @@ Place = tuple["Place", str, int] | None
 
 
 def _unknown(body: Options, place: Place, found: list[tuple[str, object]]) -> list[tuple[str, object]]:
-    """Add the unknown fields of `body` and of the objects in it to `found`, with their paths, and also each object of a foreign type in
-    a list. Return `found`. A body may have ten thousand objects, so a path is formatted only for what is added."""
+    """Add the unknown fields of `body` and of the objects in it to `found`, with their paths, and also each object of a foreign type in a
+    list. Return `found`. A body may have ten thousand objects, so paths are formatted only for entries of `found`."""
     if unknown := body.unknown:
         found += [(_written(place) + name, value) for name, value in unknown.items()]
     for name, value in body.__dict__.items():

@@ -1,7 +1,7 @@
 """Check limits on a whole request, beyond the limits of its single fields. Each limit is checked before the work that it bounds.
 
 No call may hold the GIL for longer than about ten milliseconds, because every stream waits meanwhile. Calls that parse, validate, copy or
-encode JSON hold it. So the number of values is limited (`server/http/json_scan.py`), and their length too (here and in `schema.py`).
+encode JSON hold the GIL. So the number of values is limited (`server/http/json_scan.py`), and so is their length (here and in `schema.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from server.http.json_scan import JsonScan
 
 MAX_OBJECT_CHARS = 1 << 20  # largest number of characters in a field such as tools, documents or metadata
 MAX_PROMPT_LOGPROBS = 1 << 17  # largest number of log-probabilities for all prompts of a request
-PROMPTS = frozenset({"messages", "prompt", "input"})  # these fields are limited by the model's context instead
+PROMPTS = frozenset({"messages", "prompt", "input"})  # the model's context limits these fields instead of MAX_OBJECT_CHARS
 
 
 def check_sizes(body: BaseModel) -> None:
@@ -33,8 +33,8 @@ def check_num_logprobs(num_tokens: int, num_alternatives: int | None, param: str
 
 
 def num_chars(value: object, most: int) -> int:
-    """Count the characters of all texts and dictionary keys in `value`, and 1 for each dictionary entry, list and other value. Stop once
-    the count exceeds `most`."""
+    """Count the characters of all texts and dictionary keys in `value`, and 1 for each dictionary entry, each list, and each value such as
+    a number or None. Stop once the count exceeds `most`."""
     pending, num = [value], 0
     while pending and num <= most:
         match pending.pop():
@@ -56,7 +56,7 @@ def num_chars(value: object, most: int) -> int:
 
 
 def read_json(text: str) -> object:
-    """Parse JSON that a client sent inside a JSON string. Raise ApiError if it is not valid, or exceeds a limit of JsonScan."""
+    """Parse JSON that a client sent inside a JSON string. Raise ApiError if it is not valid, or exceeds a limit of `JsonScan`."""
     data = text.encode()
     JsonScan().feed(data)
     try:

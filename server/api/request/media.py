@@ -1,4 +1,4 @@
-"""Decode the images and recordings of a conversation, and leave empty places for them in its messages."""
+"""Decode the images and recordings of a conversation, and remove their data from its messages."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MOST_BYTES = 240 << 20  # most bytes of decoded pixels and samples in a request 
 
 
 async def media_of(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> tuple[ChatBody, list[Found]]:
-    """Return the conversation with empty places for its images and recordings, and the images and recordings in order. Raise ApiError if
-    the model does not read them, if there are too many, if they are too large for the context or for a message to the worker, if the
-    request demands that the prompt is truncated, if one cannot be decoded, or if the client leaves."""
+    """Return the conversation without the data of its images and recordings, and the decoded images and recordings in order. Raise ApiError
+    if the model does not read images or recordings, if there are too many, if they are too large for the context or for a message to the
+    worker, if the request demands that the prompt is truncated, if an image or a recording cannot be decoded, or if the client leaves."""
     places = list(_media_in(body.messages))
     if not places:
         return body, []
@@ -53,9 +53,9 @@ async def decoded(
     who: Caller,
     settings: ServerSettings,
 ) -> list[list[Found]]:
-    """Return the images and recordings of each prompt of a request. The limits hold for all prompts together, but the context for each one.
-    `param`: the field with the prompts. `truncates`: how many tokens of a prompt the request wants to keep; -1 also allows to keep all.
-    Raise ApiError as `media_of` does."""
+    """Return the images and recordings of each prompt of a request. The limits hold for all prompts together, except the context, which
+    limits each prompt. `param`: the field with the prompts. `truncates`: the request's `truncate_prompt_tokens`; with images or recordings,
+    only None and -1 are accepted. Raise ApiError as `media_of` does."""
     places = [place for prompt in prompts for place in prompt]
     for where, part in places:
         _require_sense(where, part, model, loaded)
@@ -90,7 +90,7 @@ async def _decoded(prompts: Sequence[Sequence[Place]], param: str, loaded: Loade
 
 
 def without_data(body: ChatBody) -> ChatBody:
-    """Return a conversation without the data of its images and recordings, which would count as text."""
+    """Return a conversation without the data of its images and recordings, because the data would count as text."""
     return body.model_copy(update={"messages": [_emptied(message) for message in body.messages]})
 
 
@@ -141,7 +141,7 @@ def _named(parts: Sequence[ContentPart], audio: str) -> str:
 
 
 async def _picture(where: str, part: ContentPart, loaded: Loaded) -> Picture:
-    """Decode an image. Raise ApiError if there is none, or if it cannot be fetched or decoded."""
+    """Decode an image. Raise ApiError if there is no image, or if it cannot be fetched or decoded."""
     assert loaded.sight is not None
     url, detail, param = _given_image(where, part)
     return await loaded.sight.decoder.decode(url, loaded.sight.plan(detail), param)
@@ -158,7 +158,7 @@ def _given_image(where: str, part: ContentPart) -> tuple[str, str | None, str]:
 
 
 async def _recording(where: str, part: ContentPart, loaded: Loaded) -> HeardRecording:
-    """Return the recording of a part, which has the file in base64, or a URL. Raise ApiError if there is no recording, or if it cannot be
+    """Decode the recording of a part, given as a file in base64 or as a URL. Raise ApiError if there is no recording, or if it cannot be
     fetched or decoded."""
     assert loaded.ears is not None
     if part.type == AUDIO_PART:

@@ -17,7 +17,7 @@ class Listed(Protocol):
     def id(self) -> str: ...
 
 
-NO_ID = ""  # first and last id of an empty page in OpenAI's lists, whose documentation has no null there
+NO_ID = ""  # `first_id` and `last_id` of an empty page in OpenAI's lists, whose documentation does not allow null
 
 
 class Ends(TypedDict):
@@ -35,7 +35,8 @@ def page_after(
     records: Sequence[R], after: str | None, limit: int, most: int, no_id: str | None, *, name: str = "after"
 ) -> tuple[Sequence[R], Ends]:
     """Return the first entries of a list, or those that follow the entry with the id `after`. An empty page has `no_id` as the ids of its
-    first and last entry. Raise ApiError if `limit` is not from 1 to `most`, or if no entry has the id. `name`: the field with the id."""
+    first and last entry. Raise ApiError if `limit` is not from 1 to `most`, or if no entry has the id `after`. `name`: the field of the
+    request that has this id."""
     _check_limit(limit, most)
     begin = 0 if after is None else _place_of(after, records, name) + 1
     page = records[begin : begin + limit]
@@ -43,7 +44,8 @@ def page_after(
 
 
 def page_before(records: Sequence[R], before: str, limit: int, most: int, no_id: str | None, *, name: str) -> tuple[Sequence[R], Ends]:
-    """Return the entries directly before the one with the id `before`, in the order of the list. `page_after` describes the rest."""
+    """Return the entries directly before the one with the id `before`, in the order of the list. `page_after` describes the other arguments
+    and the errors."""
     _check_limit(limit, most)
     end = _place_of(before, records, name)
     page = records[max(0, end - limit) : end]

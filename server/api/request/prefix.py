@@ -1,4 +1,5 @@
-"""Say where a prompt departs from the earlier prompts, so that a user of the API can see why the prefix cache found less than expected."""
+"""Find where a prompt begins to differ from the most similar earlier prompt, so that a user of the API can see why the prefix cache found
+less than expected."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from server.models.model import Loaded
 
 
 async def prefix_header(body: ChatBody, plan: ChatPlan, loaded: Loaded) -> dict[str, str]:
-    """Remember the prompt, and compare it with the earlier prompt that shares the longest beginning with it, among those of the same salt.
-    Return the header that names the first part of the prompt that differs. Return no header if the prompt continues the earlier one, or if
-    there is no earlier one. A role may have letters that no header can carry; these are percent-encoded."""
+    """Store the prompt. Of the earlier prompts with the same cache salt, find the one that shares the longest beginning with this prompt.
+    Return the header that names the first part of the request where the two prompts differ. Return no header if this prompt continues the
+    earlier one, or if there is no earlier prompt. A role may have letters that no header can contain; these letters are percent-encoded."""
 
     def find() -> dict[str, str]:
         at = loaded.prompts.difference(plan.job.submit.cache_salt, plan.prompt)
@@ -25,13 +26,13 @@ async def prefix_header(body: ChatBody, plan: ChatPlan, loaded: Loaded) -> dict[
 
 
 def part_at(prompt: str, at: int, body: ChatBody) -> str:
-    """Name the part of the request that the template wrote at character `at` of the prompt, such as `system[0], character 81` or
-    `tools[4]`. The template's own text before a message belongs to this message, and after the last message it is `template`. Text after a
-    message with calls belongs to that message, because it may be a call."""
+    """Name the part of the request that the template has written at index `at` of the prompt, such as `system[0], character 81` or
+    `tools[4]`. The template's own text counts to the message that follows it; after the last message, the text is named `template`. Text
+    after a message with calls counts to this message, because the text may be a call."""
     messages = list(_named(body.messages))
-    end, following = 0, 0  # the end of the last message found, and the index of the one after it
+    end, following = 0, 0  # the end of the last message found in the prompt, and the index of the next message
     for index, (name, message) in enumerate(messages):
-        said = text_of(message.content, markers=dict.fromkeys(MEDIA_PARTS, ""))  # an image is no text
+        said = text_of(message.content, markers=dict.fromkeys(MEDIA_PARTS, ""))  # images and recordings add no text
         text = said.strip()  # templates write texts without white space around them
         start = prompt.find(text, end) if text else -1
         if start < 0:
@@ -61,12 +62,12 @@ def _named(messages: list[Message]) -> Iterator[tuple[str, Message]]:
 
 
 def _tool_at(prompt: str, at: int, start: int, tools: Sequence[object]) -> str | None:
-    """Return the last tool, as `tools[INDEX]`, whose name the prompt has between `start` and `at`, or None. The names are searched in the
-    order of the tools, each after the one before; the search ends at the first that is not found."""
+    """Return the last tool, as `tools[INDEX]`, whose name begins between `start` and `at` in the prompt, or None. Search the names in the
+    order of the tools, each after the previous name, and stop at the first name that is not found."""
     found = None
     for index, tool in enumerate(tools):
         if not isinstance(tool, Tool):
-            continue  # the model does not see it
+            continue  # the model does not see such a tool
         start = prompt.find(f'"{tool.function.name}"', start, at + len(tool.function.name) + 2)
         if start < 0:
             break

@@ -38,7 +38,7 @@ LONG = 4096
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """A resolved conversation: its prompt, the job for the worker, and the rules for parsing the answer."""
+    """A chat request that is ready to be answered: its prompt, the job for the worker, and the rules for parsing the answer."""
 
     prompt: str
     job: Job
@@ -79,8 +79,8 @@ def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
 
 
 def deadline_of(timeout_s: float | None, settings: ServerSettings) -> float | None:
-    """Return the deadline of a request that may take `timeout_s`, or None if it has none. Raise ApiError if the time is longer than the
-    server allows."""
+    """Return the deadline of a request that may take `timeout_s`, as a time of the monotonic clock, or None if `timeout_s` is None. Raise
+    ApiError if `timeout_s` is longer than the server allows."""
     if timeout_s is None:
         return None
     if timeout_s > settings.max_timeout_s:
@@ -89,8 +89,8 @@ def deadline_of(timeout_s: float | None, settings: ServerSettings) -> float | No
 
 
 def stop_rules(body: GenerationBody, settings: ServerSettings, default: Sequence[str] = ()) -> StopRules:
-    """Return the rules by which text ends an answer. `default` has the stop strings of the model, for requests that set none. Raise
-    ApiError if there are too many stop strings, or if one is empty or too long."""
+    """Return the stop strings that end an answer, and how they apply. `default` has the stop strings of the model, for requests that set
+    none. Raise ApiError if there are too many stop strings, or if one is empty or too long."""
     if body.stop is None:
         return StopRules(tuple(default), bool(body.include_stop_str_in_output), body.min_tokens or 0)
     strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
@@ -106,7 +106,7 @@ def max_tokens_of(
     asked: int | None, default: int | None, prompt_ids: Sequence[int], loaded: Loaded, *, param: str, strict: bool = False
 ) -> int:
     """Return the largest number of tokens to generate: `asked`, or if that is None or 0, `default`, but at most what fits into the context.
-    If there is no default either, or if `asked` is -1, use the whole context. Raise ApiError if no token fits or, if `strict`, if `asked`
+    If there is no default either, or if `asked` is -1, return as many as fit. Raise ApiError if no token fits or, if `strict`, if `asked`
     does not fit. `param` is the field with the prompt."""
     context, num = context_of(loaded), len(prompt_ids)
     room = context - num
@@ -120,8 +120,9 @@ def max_tokens_of(
 
 
 def capped_header(asked: int | None, *jobs: Job, name: str = "max_tokens") -> dict[str, str]:
-    """Return the header that names the limit on the answer's tokens, if the limit was lowered because the context has less room: the lowest
-    limit of `jobs`. Otherwise, or if the request sets no limit, return no header. `name`: the field by which the request sets it."""
+    """Return the header that states the limit on the answer's tokens, if it is lower than `asked` because the context has less room. Of
+    several `jobs`, the lowest limit counts. Otherwise, or if the request sets no limit, return no header. `name`: the field by which the
+    request sets the limit."""
     least = min(job.submit.params.max_tokens for job in jobs)
     return {} if asked is None or asked <= least or asked < 1 else {"x-capped-params": f"{name}={least}"}
 
@@ -137,8 +138,8 @@ def sampling_params(
     seed: int,
     thinking: Thinking | None = None,
 ) -> SamplingParams:
-    """Return the sampling parameters of a request: its own, or else the model's defaults. The keyword arguments are parameters that each
-    API names and limits in its own way. Raise ApiError if a value is not accepted."""
+    """Return the sampling parameters of a request. The model's defaults apply to those that the request does not set. The keyword arguments
+    are parameters that each API names and limits in its own way. Raise ApiError if a value is not accepted."""
     tokenizer, defaults = loaded.tokenizer, loaded.sampling
     if body.min_tokens is not None and body.min_tokens > max_tokens:
         raise invalid("min_tokens", f"min_tokens is {body.min_tokens}; expected at most max_tokens, {max_tokens}")
@@ -173,7 +174,8 @@ def sampling_params(
 
 
 def seed_of(body: GenerationBody) -> int:
-    """Return the seed of a request, or a new one if it has none, or -1, which asks for a new one in vLLM, llama.cpp and Ollama."""
+    """Return the seed of a request. If the request has no seed, or the seed -1, return a new seed: -1 asks for one in vLLM, llama.cpp and
+    Ollama."""
     return new_seed() if body.seed is None or body.seed == -1 else body.seed % 2**64
 
 
@@ -220,8 +222,8 @@ def job_like(job: Job, prompt_ids: Sequence[int], max_tokens: int) -> Job:
 
 
 def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint | None:
-    """Return the constraint on the answer, whichever field of the request sets it, or None. Raise ApiError if several fields set one, or if
-    it is not valid or too large."""
+    """Return the constraint on the answer, whichever field of the request sets it, or None. Raise ApiError if several fields set a
+    constraint, or if the constraint is not valid or too large."""
     found = [(param, constraint) for param, constraint in _constraints(body, settings.max_schema_bytes) if constraint is not None]
     if len(found) > 1:
         names = ", ".join(param for param, _ in found)
@@ -235,8 +237,8 @@ def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint 
 
 
 def _constraints(body: GenerationBody, most: int) -> list[tuple[str, Constraint | None]]:
-    """Return all fields that may set a constraint, and the constraint of each. `most`: most bytes of a schema. Raise ApiError if one is not
-    valid."""
+    """Return all fields that may set a constraint, and the constraint of each. `most`: most bytes of a schema. Raise ApiError if a
+    constraint is not valid."""
     outputs, form = body.structured_outputs, body.response_format
     found = [
         ("guided_json", _schema(body.guided_json, "guided_json", most)),
@@ -245,7 +247,7 @@ def _constraints(body: GenerationBody, most: int) -> list[tuple[str, Constraint 
         ("regex", _plain(ConstraintKind.REGEX, body.regex)),
         ("guided_choice", _choice(body.guided_choice, "guided_choice", most)),
         ("guided_grammar", _plain(ConstraintKind.GRAMMAR, body.guided_grammar)),
-        ("grammar", _plain(ConstraintKind.GRAMMAR, body.grammar or None)),  # clients of llama.cpp send an empty one
+        ("grammar", _plain(ConstraintKind.GRAMMAR, body.grammar or None)),  # clients of llama.cpp send an empty grammar
     ]
     if form is not None:
         found.append(("response_format", _response_format(body, most)))
@@ -290,8 +292,8 @@ def _response_format(body: GenerationBody, most: int) -> Constraint | None:
 
 
 def _structures(form: ResponseFormat, most: int) -> list[Structure]:
-    """Return the structures of `response_format`. Raise ApiError if it has no structures or no triggers, if they are too large, or if one
-    begins with no trigger."""
+    """Return the structures of `response_format`. Raise ApiError if it has no structures or no triggers, if the structures are too large,
+    or if the `begin` of a structure does not begin with one of the triggers."""
     if not form.structures or not form.triggers:
         raise invalid("response_format.structures", "response_format has type structural_tag; expected structures and triggers")
     _check_size(list(form.structures), "response_format.structures", most)
@@ -306,8 +308,8 @@ def _structures(form: ResponseFormat, most: int) -> list[Structure]:
 
 
 def _check_size(value: object, param: str, most: int) -> None:
-    """Raise ApiError if a value is too large, before it is parsed or encoded. Its JSON text has at least as many bytes as `num_chars`
-    counts."""
+    """Before a value is parsed or encoded, raise ApiError if it is too large. The JSON text of a value has at least as many bytes as
+    `num_chars` counts."""
     if num_chars(value, most) > most:
         raise invalid(param, f"{param} has more than {most} bytes; expected at most {most}")
 
@@ -330,13 +332,13 @@ def _schema(schema: JsonObject | bool | str | None, param: str, most: int) -> Co
 
 
 def _plain(kind: ConstraintKind, source: str | None) -> Constraint | None:
-    """Return a constraint whose text the request gives, or None if it gives none."""
+    """Return the constraint with the text `source`, or None if `source` is None."""
     return None if source is None else Constraint(kind, source)
 
 
 def _choice(choices: list[str] | None, param: str, most: int) -> Constraint | None:
     """Return the constraint that allows one of some texts, or None if the field is absent. Raise ApiError if the list is empty, if a text
-    is empty, or if all together are too large."""
+    is empty, or if the texts together are too large."""
     if choices is None:
         return None
     _check_size(choices, param, most)
@@ -365,5 +367,5 @@ def _banned(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]
 
 
 def _first(asked: T | None, default: T) -> T:
-    """Return the value of a request, or else a default."""
+    """Return a request's value of a field, or `default` if the request does not set the field."""
     return default if asked is None else asked

@@ -13,16 +13,17 @@ from server.http.json_scan import MAX_NUMBERS
 
 
 def _integer(value: object) -> object:
-    """Convert 20.0 to 20, which JSON Schema also accepts as an integer. Return any other value as it is."""
+    """Convert a float such as 20.0 to an integer, because JSON Schema accepts such a float as an integer. Return any other value as it
+    is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists: the validator runs for each item, which is slow
-# The limits belong to the integer: pydantic rounds those of a union such as `Int | None` in messages beyond 64 bits.
+# Set the limits on the integer type itself: in error messages, pydantic rounds limits of more than 64 bits on a union such as `Int | None`.
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(_integer)]
 
 # Every text, list and object has a limit. A list reports only its first error, because collecting a million errors takes seconds.
-MAX_TEXT_CHARS = 8 << 20  # limit of every text; a smaller limit, the context or max_schema_bytes, is checked later
+MAX_TEXT_CHARS = 8 << 20  # limit on every text; smaller limits, such as the context or max_schema_bytes, are checked later
 MAX_INPUT_PARTS = 2048  # most texts and images in a request for embeddings
 MOST_BIASES = 1024
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -30,7 +31,7 @@ TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True
 FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
 Logit = Annotated[float, Field(ge=-100, le=100)]
 Kept = Literal[-1] | Annotated[Int, Field(ge=1)]  # tokens of a prompt to keep; -1: as many as fit
-Detail = Literal["auto", "low", "high", "original"]  # how finely the model sees an image; "low" alone has an effect
+Detail = Literal["auto", "low", "high", "original"]  # how finely the model sees an image; only "low" has an effect
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Alternatives = Annotated[Int, Field(ge=0, le=20)]  # most probable tokens to report beside each token
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
@@ -38,19 +39,19 @@ Label = Annotated[str, Field(max_length=1024)]
 Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
 JsonObject = Annotated[dict[str, Any], Field(max_length=4096)]
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
-IMAGE_PART, ITEM_IMAGE = "image_url", "input_image"  # an image in chat, and in /v1/responses
+IMAGE_PART, ITEM_IMAGE = "image_url", "input_image"  # types of a part with an image: in chat, and in /v1/responses
 IMAGE_PARTS = (IMAGE_PART, ITEM_IMAGE)
-AUDIO_PART, AUDIO_URL_PART = "input_audio", "audio_url"  # a recording in OpenAI's APIs, and at a URL, as in vLLM's
+AUDIO_PART, AUDIO_URL_PART = "input_audio", "audio_url"  # parts with a recording: a file, as in OpenAI's APIs, or a URL, as in vLLM's
 AUDIO_PARTS = (AUDIO_PART, AUDIO_URL_PART)
-VIDEO_PARTS = ("video_url", "input_video", "video")  # names of a video in other servers; no model here reads one
-MEDIA_PARTS = (IMAGE_PART, *AUDIO_PARTS)  # parts of a conversation that are no texts
+VIDEO_PARTS = ("video_url", "input_video", "video")  # parts with a video in other servers' APIs; no model of this server reads videos
+MEDIA_PARTS = (IMAGE_PART, *AUDIO_PARTS)  # parts with an image or a recording
 JsonObjects = Annotated[list[JsonObject], Field(max_length=4096, fail_fast=True)]
 Prompts = Text | TokenIds | Texts | Annotated[list[TokenIds], Field(max_length=2048, fail_fast=True)]
 Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
 
 
 class StreamOptions(Options):
-    """Options of a stream: the chunks that it has beside those of text."""
+    """Options of a stream: they decide which chunks report the usage."""
 
     include_usage: bool | None = None  # true: a last chunk reports the usage
     include_obfuscation: bool | None = None  # no effect: events are never padded
@@ -58,7 +59,7 @@ class StreamOptions(Options):
 
 
 class PromptCacheOptions(Options):
-    """How a vendor's cache of prompts works. Neither field has an effect: the prefix cache finds shared prefixes by itself."""
+    """Options of a vendor's prompt cache. Neither field has an effect: the prefix cache finds shared prefixes by itself."""
 
     mode: Label | None = None
     ttl: Label | None = None
@@ -82,11 +83,11 @@ class StructureTag(Options):
 
 
 class ResponseFormat(Options):
-    """The format of an answer. `type` decides which of the other fields it needs."""
+    """The format of an answer. `type` decides which of the other fields the format needs."""
 
     type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    schema_: JsonObject | bool | Text | None = Field(default=None, alias="schema")  # a schema, for json_object or without json_schema
+    schema_: JsonObject | bool | Text | None = Field(default=None, alias="schema")  # a schema, if json_schema is absent
     value: JsonObject | Text | None = None  # a regex, or a schema
     regex_schema: Text | None = None
     structures: list[StructureTag] | None = Field(default=None, min_length=1, max_length=128, fail_fast=True)
@@ -131,14 +132,15 @@ class SamplingBody(Options):
     skip_special_tokens: bool | None = None  # False: the answer shows all special tokens
     bad_words: list[Label] | None = Field(default=None, max_length=1024, fail_fast=True)
     allowed_token_ids: TokenIds | None = None
-    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None  # before or after penalties and samplers; None: raw
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None  # raw: before penalties and samplers; None: raw
     truncate_prompt_tokens: Kept | None = None
     truncation_side: Literal["left", "right"] | None = None  # side at which tokens are removed; None: left
     priority: Int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: Label | None = None  # only requests with the same salt reuse each other's cached state
     timeout: float | None = Field(default=None, gt=0)
 
-    # These are hints about the caller and about caching; the model's answer does not depend on them. Responses repeat some of them.
+    # These are hints about the caller and about caching; the model's answer does not depend on them. Answers of /v1/responses repeat some
+    # of these fields.
     user: Label | None = None
     metadata: JsonObject | None = None
     service_tier: Label | None = None
@@ -176,7 +178,7 @@ class GenerationBody(SamplingBody):
     return_tokens_as_token_ids: bool | None = None  # true: log-probabilities name tokens by their ids instead of their texts
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    # The next seven fields set the same constraints as in earlier versions of vLLM, and in SGLang and llama.cpp.
+    # The next seven fields set constraints by the names of earlier versions of vLLM, of SGLang and of llama.cpp.
     guided_json: JsonObject | bool | Text | None = None
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
@@ -196,8 +198,8 @@ AS_TEXT, IN_PARTS = "as a text", "in parts"  # tags of a union; error paths leav
 
 
 def text_unless(*kinds: type) -> Discriminator:
-    """Return the discriminator of a union of a text and another member, whose values have the types `kinds`. An error then names what is
-    wrong in the value, not only that it is no text."""
+    """Return the discriminator of a union of a text and another member, whose values have the types `kinds`. An error about a value of
+    these types then names the fault inside the value, instead of stating only that it is no text."""
     return Discriminator(lambda value: IN_PARTS if isinstance(value, kinds) else AS_TEXT)
 
 
@@ -218,7 +220,7 @@ class InputAudio(Options):
 
 
 class ContentPart(Options):
-    """A part of a message's content. `type` decides which of the other fields it has."""
+    """A part of a message's content. `type` decides which of the other fields the part has."""
 
     type: Label
     text: Text | None = None
@@ -234,7 +236,7 @@ class ContentPart(Options):
 
 
 class GivenImage(ContentPart):
-    """An image of another API's request, converted to a part. No body is validated as this class."""
+    """An image of another API's request, converted to a part of a chat message. No body is validated as this class."""
 
     type: Label = IMAGE_PART
     place: str  # path of the image in that request
@@ -242,7 +244,7 @@ class GivenImage(ContentPart):
 
 
 class GivenAudio(ContentPart):
-    """A recording of another API's request, converted to a part. No body is validated as this class."""
+    """A recording of another API's request, converted to a part of a chat message. No body is validated as this class."""
 
     type: Label = AUDIO_PART
     place: str  # path of the recording in that request
@@ -332,7 +334,7 @@ class NamedTool(Options):
 
 
 def of_type(*known: str) -> BeforeValidator:
-    """Return a validator that refuses objects of other types by their type, before pydantic tries the members of a union."""
+    """Return a validator that refuses an object whose `type` is not one of `known`, before pydantic tries the members of a union."""
 
     def require_type(value: object) -> object:
         found = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
@@ -344,7 +346,7 @@ def of_type(*known: str) -> BeforeValidator:
 
 
 class ToolsAllowed(Options):
-    """The tools that the model may use. `mode` says whether it must call one."""
+    """The tools that the model may use. `mode` decides whether the model must call one of them."""
 
     mode: Literal["auto", "required"]
     tools: list[Annotated[Annotated[NamedTool, Tag(KNOWN)] | Annotated[Foreign, Tag(FOREIGN)], foreign_unless("function")]] = Field(
@@ -353,7 +355,7 @@ class ToolsAllowed(Options):
 
 
 class AllowedTools(Options):
-    """The choice among some tools."""
+    """The tool choice that allows only some tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: ToolsAllowed
@@ -374,7 +376,7 @@ class ChatBody(GenerationBody):
     functions: Annotated[list[FunctionDefinition], Field(max_length=128, fail_fast=True)] | None = None  # earlier name of tools
     function_call: Literal["none", "auto"] | NamedFunction | None = None  # earlier name of tool_choice
     verbosity: Literal["low", "medium", "high"] | None = None  # no effect: models have no such setting
-    prediction: JsonObject | None = None  # no effect: it may only make the answer faster
+    prediction: JsonObject | None = None  # no effect: a prediction can only make an answer faster
     modalities: list[Literal["text"]] | None = Field(default=None, max_length=16, fail_fast=True)
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None  # False: leave the thoughts out of the answer
@@ -430,7 +432,7 @@ class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]
     model: Label | None = None
     input: Annotated[Annotated[Prompts, Tag(AS_TEXT)] | Annotated[InputParts, Tag(IN_PARTS)], Discriminator(_are_parts)] | None = None
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
-    add_generation_prompt: bool | None = None  # whether the rendering of messages ends with the beginning of an answer; None: no
+    add_generation_prompt: bool | None = None  # whether the rendered messages end with the beginning of an answer; None: no
     chat_template_kwargs: JsonObject | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int | None = Field(default=None, ge=1)
@@ -452,16 +454,16 @@ class TokenizeBody(Options):
     model: Label | None = None
     prompt: Text | None = None
     content: Text | None = None  # the text in llama.cpp's variant of this request, which has a different answer
-    add_special: bool | None = None  # with content. True: put the tokenizer's special tokens around the text
-    parse_special: bool | None = None  # with content. False is refused: the text of a special token always becomes that token
-    with_pieces: bool | None = None  # with content. True: add the texts of the tokens
+    add_special: bool | None = None  # only with content; true: put the tokenizer's special tokens around the text
+    parse_special: bool | None = None  # only with content; False is refused: the text of a special token always becomes that token
+    with_pieces: bool | None = None  # only with content; true: add the texts of the tokens
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
     tools: Tools | None = None
     add_special_tokens: bool | None = None  # None: true for prompt, false for messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
-    return_token_strs: bool | None = None  # with prompt or messages. True: add the texts of the tokens
+    return_token_strs: bool | None = None  # only with prompt or messages; true: add the texts of the tokens
 
 
 class DetokenizeBody(Options):

@@ -1,7 +1,7 @@
 """Encode texts into tokens, within limits that are checked before the work that they bound.
 
-`tokenizers` releases the GIL while it encodes, but holds it while it returns and frees its results, 0.2 us per token. So short texts are
-encoded together, and a long text is encoded only as far as needed to show that it is too long.
+`tokenizers` releases the GIL while it encodes, but holds the GIL while it returns and frees its results, for 0.2 us per token. So short
+texts are encoded in small groups, and a long text is encoded only as far as needed to show that it is too long.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from server.interfaces import Tokenizer
 from server.text.pairs import TextTemplate
 
 PIECE_CHARS = 64 << 10  # characters encoded in one call
-DENSE = 4  # characters per token; a text with more than DENSE * context characters is first counted piece by piece
+DENSE = 4  # characters per token; the tokens of a text with more than DENSE * context characters are first counted piece by piece
 SPARSE = 6  # characters per token; most texts have fewer, so that one piece usually holds all tokens to keep
 WORD_END = re.compile(r"\S(?=\s)")
 LAST_WORD_END = re.compile(r".*\S(?=\s)", re.DOTALL)
 NOTHING_AROUND = TextTemplate()
 TOO_LONG_REMEDY = "; shorten the prompt, lower max_tokens, or set truncate_prompt_tokens."
 MOST_ROOM = 2048  # most tokens that are left for an answer without a limit, so that prompts which fit are rarely truncated
-LEAST_TOKEN_CHARS = 128  # a token may stand for this many characters: normalisers drop spaces, and an unknown word may be one token
+LEAST_TOKEN_CHARS = 128  # any token may stand for this many characters: normalisers drop spaces, and an unknown word may be one token
 
 
 def one_by_one(prompt: Prompts) -> Sequence[str | list[int]]:
-    """Return the prompts of a request, which may also be a single prompt."""
+    """Return the prompts of a request as a list. `prompt` may be a single prompt."""
     if isinstance(prompt, str):
         return [prompt]
     is_one = bool(prompt) and isinstance(prompt[0], int)
@@ -44,9 +44,9 @@ def encode_texts(
     side: str | None = None,
     around: TextTemplate = NOTHING_AROUND,
 ) -> list[list[int]]:
-    """Encode texts that are known to fit, or keep only `keep` tokens of each: see `truncate`. `special`: put the tokenizer's special tokens
-    around each text. Each group of texts is truncated before the next group is encoded, because freeing millions of tokens at once takes
-    0.1 s."""
+    """Encode texts that are known to be short enough, or truncate each to `keep` tokens: see `truncate`. `special`: put the tokenizer's
+    special tokens around each text. Each group of texts is truncated before the next group is encoded, because freeing millions of tokens
+    at once takes 0.1 s."""
     return [truncate(ids, keep, side, around) for group in _grouped(texts) for ids in tokenizer.encode_all(group, special)]
 
 
@@ -61,17 +61,17 @@ def encode_prompts(
     side: str | None = None,
     around: TextTemplate = NOTHING_AROUND,
 ) -> list[list[int]]:
-    """Encode texts. Without `keep`, raise ApiError for a long text that certainly has more tokens than the context. The caller checks the
-    number of tokens of other texts, if it has a limit. With `keep`, longer texts are truncated to that many tokens instead, by removing
-    tokens at `side`. Truncation keeps the special tokens `around` a text. `param`: the field that an error names."""
+    """Encode texts. Without `keep`, raise ApiError for a long text that certainly has more tokens than the context. If the caller limits
+    the number of tokens, it checks this number for other texts. With `keep`, longer texts are truncated to `keep` tokens instead, by
+    removing tokens at `side`. Truncation keeps the special tokens `around` a text. `param`: the field that an error names."""
     needed = [_needed(text, tokenizer, param, context, keep, side) for text in texts]
     return encode_texts(needed, tokenizer, special=special, keep=keep, side=side, around=around)
 
 
 def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | None:
-    """Return how many tokens of a prompt to keep; None: all. If `asked` is -1, keep the largest number that leaves room for `max_tokens` of
-    the answer (None or -1: for an eighth of the context, at most MOST_ROOM), but at least half of the context: agents ask for longer
-    answers than the context has room for."""
+    """Return how many tokens of a prompt to keep; None: all. If `asked` is -1, keep the largest number that leaves room in the context for
+    an answer of `max_tokens`, but at least half of the context, because agents ask for longer answers than the context has room for. If
+    `max_tokens` is None or -1, leave an eighth of the context for the answer, at most MOST_ROOM tokens."""
     if asked != -1:
         return asked
     room = min(context // 8, MOST_ROOM) if max_tokens is None or max_tokens < 0 else max_tokens
@@ -85,7 +85,7 @@ def kept_alone(asked: int | None, context: int) -> int | None:
 
 @contextmanager
 def without_answer() -> Generator[None]:
-    """Let errors about texts that get no answer name only fields that their requests have."""
+    """For requests without a generated answer: let the error about a long text suggest only fields that these requests have."""
     try:
         yield
     except ApiError as error:
@@ -94,8 +94,8 @@ def without_answer() -> Generator[None]:
 
 
 def truncate(ids: list[int], keep: int | None, side: str | None, around: TextTemplate = NOTHING_AROUND) -> list[int]:
-    """Return `ids` without some tokens at `side`, so that `keep` are left, but with the special tokens `around` the text. Without `side`,
-    remove tokens on the left. If the special tokens are more than `keep`, return the last `keep` tokens. Without `keep`, return all."""
+    """Return `ids` truncated to `keep` tokens by removing tokens at `side`, but not the special tokens `around` the text. Without `side`,
+    remove tokens on the left. If there are more special tokens than `keep`, return the last `keep` tokens. Without `keep`, return all."""
     if keep is None or len(ids) <= keep:
         return ids
     begin, end = around.text_in(ids)
@@ -127,7 +127,7 @@ def check_chars(num_chars: int, tokenizer: Tokenizer, param: str, context: int) 
 
 def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int | None, side: str | None) -> str:
     """Return the part of a text that must be encoded: all of it, or if it is to be truncated, enough for `keep` tokens. Raise ApiError if a
-    text that is not to be truncated is certainly too long; tokens are counted only for a text that is long enough to make this
+    text that is not to be truncated is certainly too long; tokens are counted only for a text that is long enough to make counting
     worthwhile."""
     if keep is not None:
         piece_chars = min(PIECE_CHARS, SPARSE * (keep + tokenizer.max_token_chars))
@@ -143,8 +143,8 @@ def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int
 
 
 def _reach(text: str, tokenizer: Tokenizer, limit: int, piece_chars: int) -> int:
-    """Return the end of the shortest prefix, in whole pieces, that certainly has more than `limit` tokens. Return the text's end if only
-    the whole text, or not even that, has so many."""
+    """Return the end of the shortest prefix, in whole pieces, that certainly has more than `limit` tokens. If no shorter prefix certainly
+    has so many tokens, return the text's end."""
     num_tokens, end = 0, 0
     while end < len(text) and num_tokens <= limit:
         begin, end = end, _next_cut(text, end, piece_chars)
@@ -162,14 +162,14 @@ def _reach_from_end(text: str, tokenizer: Tokenizer, limit: int, piece_chars: in
 
 
 def _least_tokens(piece: str, tokenizer: Tokenizer) -> int:
-    """Return a lower bound for the number of tokens that a piece contributes to its text. A cut inside a token splits it
-    into at most as many tokens as it has characters."""
+    """Return a lower bound for the number of tokens that a piece contributes to its text. A cut inside a token splits it into at most as
+    many tokens as it has characters, so subtract the largest number of characters of a token."""
     return tokenizer.count(piece) - tokenizer.max_token_chars
 
 
 def _next_cut(text: str, begin: int, piece_chars: int) -> int:
-    """Return the end of the next piece: the end of a word, since words are encoded independently, or `begin` + PIECE_CHARS if no word ends
-    before that."""
+    """Return the end of the next piece: the first end of a word after `piece_chars` characters, since words are encoded independently, or
+    `begin` + PIECE_CHARS if no word ends before that."""
     found = WORD_END.search(text, begin + piece_chars - 1, begin + PIECE_CHARS)
     return found.end() if found else min(begin + PIECE_CHARS, len(text))
 

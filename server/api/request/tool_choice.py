@@ -26,14 +26,14 @@ class ToolUse:
 
     @property
     def schemas(self) -> list[ToolSchema]:
-        """The tools as grammars and parsers need them."""
+        """The names and parameter schemas of the tools, for grammars and parsers."""
         return [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in self.tools]
 
 
 def with_tools(body: ChatBody) -> ChatBody:
-    """Convert `functions` and `function_call` of a request to `tools` and `tool_choice`, by which OpenAI has replaced them. A request with
-    neither is returned as it is. An answer to functions has at most one call. Raise ApiError if the request has fields of both kinds, or
-    names a function that it does not offer."""
+    """Convert `functions` and `function_call` of a request to `tools` and `tool_choice`, which have replaced them in OpenAI's API. A
+    request with neither `functions` nor `function_call` is returned as it is. The answer to a request with `functions` has at most one
+    call. Raise ApiError if the request has fields of both kinds, or if `function_call` names a function that the request does not offer."""
     if body.functions is None and body.function_call is None:
         return body
     if body.tools is not None or body.tool_choice is not None:
@@ -75,7 +75,7 @@ def _demanding(use: ToolUse) -> ToolUse:
 
 
 def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> list[Tool]:
-    """Return the tools that the field `param` names. Raise ApiError if one is not offered."""
+    """Return the tools that the field `param` names. Raise ApiError if a named tool is not offered."""
     wanted = {named.function.name for named in names}
     if unknown := wanted - {tool.function.name for tool in tools}:
         raise invalid(param, f"{param} names {min(unknown)!r:.80}, which is not among tools")
@@ -83,8 +83,8 @@ def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> lis
 
 
 def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint:
-    """Return the constraint for an answer that consists of calls only, with arguments that match the schemas. Raise ApiError if its grammar
-    has more than `max_bytes`."""
+    """Return the constraint for an answer that consists of calls only, with arguments that match the schemas. Raise ApiError if the grammar
+    has more than MAX_CHARS characters or more than `max_bytes` bytes."""
     try:
         constraint = dialect.forced_calls(use.schemas, several=not use.single)
     except GrammarTooLarge as error:
@@ -95,9 +95,9 @@ def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint
 
 
 def possible_calls(use: ToolUse, dialect: Dialect) -> Constraint | None:
-    """Return the constraint on calls that may take the place of an answer in JSON. Return None if no tools are offered, or if calls could
-    not be told from JSON. Calls may name only offered tools. Their arguments are any object, since a schema that cannot be compiled would
-    refuse the request."""
+    """Return the constraint on calls that may take the place of an answer in JSON. Return None if no tools are offered, or if the first
+    token of a call does not distinguish it from JSON. Calls may name only offered tools. The arguments may be any object: if the tools'
+    schemas were part of the constraint, one that cannot be compiled would make the request fail."""
     if not use.tools or not dialect.announces_calls:
         return None
     return dialect.forced_calls([ToolSchema(tool.function.name) for tool in use.tools], several=not use.single)
@@ -125,7 +125,7 @@ def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool,
 
 
 def _behind_trigger(dialect: Dialect, tools: Sequence[ToolSchema], *, several: bool) -> str:
-    """Return the grammar of calls after the token that opens them, or an empty text if it would be too large."""
+    """Return the grammar of calls after the token that opens them, or an empty text if the grammar would be too large."""
     try:
         return dialect.behind_trigger(tools, several=several)
     except GrammarTooLarge:
@@ -133,7 +133,7 @@ def _behind_trigger(dialect: Dialect, tools: Sequence[ToolSchema], *, several: b
 
 
 def _fitting(sources: Sequence[str], max_bytes: int) -> tuple[str, str]:
-    """Return the first grammar that is not too large, and the next one if it differs; empty: there is none."""
+    """Return the first two different grammars that have at most `max_bytes` bytes. An empty text stands for a missing grammar."""
     fitting = [source for source in dict.fromkeys(sources) if source and len(source.encode()) <= max_bytes]
     first, second, *_ = (*fitting, "", "")
     return first, second

@@ -13,7 +13,7 @@ from server.errors import BODY_TOO_LARGE, CLIENT_CLOSED, REQUEST_TIMEOUT, ApiErr
 from server.http.multipart import MAX_FORM_BYTES, Sink
 from server.settings import ServerSettings
 
-SLOWEST = 64 << 10  # least bytes per second of an upload that takes longer than body_timeout_s
+SLOWEST = 64 << 10  # bytes that must arrive for each second that an upload takes beyond body_timeout_s
 
 
 def sized(sink: Sink, settings: ServerSettings, setting: str) -> Sink:
@@ -37,8 +37,8 @@ def _too_large(settings: ServerSettings, setting: str) -> ApiError:
 
 
 async def limited(request: Request, settings: ServerSettings, setting: str) -> AsyncIterator[bytes]:
-    """Yield the body. `setting`: name of the setting that limits the file in the form; other parts may take MAX_FORM_BYTES. Raise
-    ApiError if the body is too large or arrives too slowly, or if the client leaves."""
+    """Yield the body. `setting`: name of the setting that limits the file in the form; the other parts of the form may have MAX_FORM_BYTES
+    together. Raise ApiError if the body is too large or arrives too slowly, or if the client leaves."""
     most, declared = getattr(settings, setting) + MAX_FORM_BYTES, request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         raise _too_large(settings, setting)

@@ -1,5 +1,5 @@
-"""Build the validators of request bodies after the start, between requests. A request that comes earlier builds the validator of its own
-body."""
+"""Build the validators of request bodies after the server has started, between requests. A request that comes before the validator of its
+body is built, builds this validator."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 from server.api.request.fields import Options
 
-AFTER_S = 1.0  # seconds after the start, so that the first requests come first
+AFTER_S = 1.0  # seconds from the server's start to the first build, so that the first requests need not wait
 PAUSE_S = 0.01  # seconds between two validators; building the largest takes 20 ms
 
 log = logging.getLogger(__name__)
 
 
 async def build_validators() -> None:
-    """Build the validators one by one, with pauses, and log those that cannot be built. Building all of them at the start would lengthen it
-    by a tenth of a second."""
+    """Build the validators one by one, with pauses, and log those that cannot be built. Building all validators during the server's start
+    would lengthen the start by a tenth of a second."""
     await asyncio.sleep(AFTER_S)
     for body in _below(Options):
         if not body.__pydantic_complete__:

@@ -1,5 +1,5 @@
-"""Name fields as the client's API does. Most APIs convert their requests to those of chat, completions or embeddings, so an error about a
-converted request names a field that the client may not know."""
+"""Name fields in errors as the client's API does. Most APIs convert their requests to those of chat, completions or embeddings, so an error
+about a converted request names a field that the client may not know."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def in_words(names: Names) -> Generator[None]:
 
 
 def rename(error: ApiError, names: Names) -> None:
-    """Let an error name the fields of the client's request. A path also stands for what is below it, unless that has a name of its own. The
-    message usually begins with the path; elsewhere in it, only names with an underscore are surely names of fields."""
+    """Let an error name the fields of the client's request. A path in `names` also renames the paths below it, unless `names` has these.
+    Replace the path with which the error's message usually begins. Elsewhere in the message, replace only names with an underscore: other
+    names may be ordinary words."""
     param = error.param or ""
     known = max((path for path in names if re.match(rf"{re.escape(path)}(?![^.\[])", param)), key=len, default=None)
     if known is not None:

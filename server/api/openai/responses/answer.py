@@ -44,7 +44,7 @@ Keep = Callable[["ResponseAnswer", bytes], None]
 
 class ResponseAnswer(BlockAnswer):
     """An answer as a response object. `keep`, which may store the response, is called with the answer and its JSON when the answer is
-    complete, or when `fail` or `end_early` ends it. It is not called if the client leaves, or if an error is raised before anything was
+    complete, or when `fail` or `end_early` ends it. `keep` is not called if the client leaves, or if an error is raised before anything was
     sent."""
 
     def __init__(self, body: ResponseBody, plan: ChatPlan, generation: Generation, model: Model, loaded: Loaded, *, keep: Keep) -> None:
@@ -58,9 +58,9 @@ class ResponseAnswer(BlockAnswer):
         self._status = "queued" if body.background else "in_progress"
         self._fault: ResponseFault | None = None
         self._keep = keep
-        self.on_begin: Callable[[], None] = lambda: None  # called when a response that waits in the background is in progress
+        self.on_begin: Callable[[], None] = lambda: None  # called when a response that has waited in the background begins
         self._num_events = 0
-        self._head = b""  # JSON of a delta of the open block, up to its sequence number
+        self._head = b""  # beginning of the JSON of the open block's delta events, up to the sequence number
         self._tells_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
         self._writer = LogprobWriter(loaded.tokenizer, as_ids=False)
         self._logprobs: list[bytes] = []  # log-probabilities of tokens whose text has not been sent yet
@@ -81,7 +81,7 @@ class ResponseAnswer(BlockAnswer):
         return self.lifecycle("response.created"), self.lifecycle("response.in_progress")
 
     def note_begun(self) -> None:
-        """Change the status of a response that has waited in the background, and call `on_begin`."""
+        """If the response has waited in the background, set its status to `in_progress` and call `on_begin`."""
         if self._status == "queued":
             self._status = "in_progress"
             self.on_begin()
@@ -138,7 +138,7 @@ class ResponseAnswer(BlockAnswer):
         return told, part, self.event("response.output_item.done", output_index=block.index, item=self.item_of(block))
 
     def end(self) -> Sequence[bytes]:
-        """Return the events that end a stream, after calling `keep`."""
+        """Complete the response, call `keep`, and return the events that end a stream."""
         self._complete()
         self._keep(self, self.snapshot())
         return (self.lifecycle(f"response.{self._status}"),)
@@ -150,13 +150,13 @@ class ResponseAnswer(BlockAnswer):
         return [self.snapshot()]
 
     def fail(self, error: ApiError) -> None:
-        """End the response after an error: it reports the error, its status is `failed`, and `keep` is called."""
+        """End the response after an error: set its status to `failed`, report the error in it, and call `keep`."""
         code = "rate_limit_exceeded" if error.kind in (QUEUE_FULL, KEY_QUOTA) else "server_error"
         self._fault = {"code": code, "message": error.message}
         self.end_early("failed")
 
     def end_early(self, status: str) -> None:
-        """End the response before its answer is complete, with this status, and call `keep`. A block that is still open counts as cut
+        """End the response with this status before its answer is complete, and call `keep`. A block that is still open counts as cut
         off."""
         if self._growing is not None:
             self.blocks[-1].cut_off = True
@@ -168,7 +168,7 @@ class ResponseAnswer(BlockAnswer):
         return encode(self._describe())
 
     def item_of(self, block: Block, *, is_open: bool = False) -> OutputItem:
-        """Return the output item of a block. `is_open`: without its text, as at its beginning."""
+        """Return the output item of a block. `is_open`: without the text, as when the block is opened."""
         return _item(block, is_open=is_open)
 
     @property
@@ -177,7 +177,8 @@ class ResponseAnswer(BlockAnswer):
         return [Item(block.id, encode(self.item_of(replace(block, logprobs=[])))) for block in self.blocks]
 
     def _complete(self) -> None:
-        """Set the status of an answer that has ended: `incomplete` if it ran out of tokens, otherwise `completed`, with the time."""
+        """Set the status of an answer that has ended: `incomplete` if it ran out of tokens, otherwise `completed`. In the latter case, set
+        the time of completion."""
         self._status = "incomplete" if self.finish == "length" else "completed"
         self._completed_at = int(time.time()) if self._status == "completed" else None
 
@@ -216,7 +217,7 @@ class ResponseAnswer(BlockAnswer):
             "top_p": self._params.top_p,
             "truncation": body.truncation or "disabled",
         }
-        # OpenAI's document has no null for these fields.
+        # OpenAI's API description allows no null for these fields.
         if has_ended:
             described["usage"] = self._usage()
         if body.prompt_cache_key is not None:
@@ -268,7 +269,7 @@ def _raw(parts: Sequence[bytes]) -> msgspec.Raw:
 
 
 def _part(block: Block, *, is_open: bool = False) -> OutputText | ReasoningText:
-    """Return the content of a block of text or thoughts. `is_open`: without the text, as at its beginning."""
+    """Return the content of a block of text or thoughts. `is_open`: without the text, as when the block is opened."""
     text = "" if is_open else block.text
     if block.kind is Kind.THOUGHT:
         return {"type": "reasoning_text", "text": text}
@@ -277,7 +278,7 @@ def _part(block: Block, *, is_open: bool = False) -> OutputText | ReasoningText:
 
 
 def _item(block: Block, *, is_open: bool = False) -> OutputItem:
-    """Return the output item of a block. `is_open`: without its text or arguments, as at its beginning."""
+    """Return the output item of a block. `is_open`: without the text or arguments, as when the block is opened."""
     status = "in_progress" if is_open else "incomplete" if block.cut_off else "completed"
     match block.kind:
         case Kind.THOUGHT:

@@ -26,9 +26,9 @@ from server.api.request.schema import (
     text_unless,
 )
 
-MCP = "of an MCP server"  # tag of a union
+MCP = "of an MCP server"  # tag of the members of unions that name an MCP server
 MAX_TOOLS = 256
-MAX_ITEMS = 8192  # limits the time of validation: all fields of an item are optional, so even wrong items are parsed
+MAX_ITEMS = 8192  # items of an input; limits the time of validation: all fields are optional, so even wrong items are parsed
 
 
 class ItemPart(ContentPart):
@@ -47,7 +47,8 @@ TextOrParts = Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ItemParts, Tag
 
 
 class InputItem(Options):
-    """An item: a message, a call, the output of a call, thoughts, or a reference to a stored item. `type` decides which fields it has."""
+    """An item: a message, a call, the output of a call, thoughts, or a reference to a stored item. `type` decides which fields the item
+    has."""
 
     type: Label | None = None  # None: a message
     id: Label | None = None
@@ -71,7 +72,7 @@ class InputItem(Options):
     @model_validator(mode="before")
     @classmethod
     def _typed(cls, value: object) -> object:
-        """Return an item that has only an `id` as a reference, and any other value as `only_type` does."""
+        """Turn an item that has only an `id` into a reference. Treat any other value as `only_type` does."""
         item = cast("dict[str, object]", value) if isinstance(value, dict) else {}
         is_reference = item.keys() <= {"id", "type"} and item.get("type") is None and item.get("id")
         return {**item, "type": "item_reference"} if is_reference else only_type(value, ITEM_TYPES)
@@ -114,7 +115,7 @@ class ApprovalRules(Options):
 
 
 class McpOffer(Options):
-    """The tools of an MCP server, which this server calls."""
+    """The tools of an MCP server. This server calls them, not the client."""
 
     type: Literal["mcp"]
     server_label: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$", max_length=64)]
@@ -179,7 +180,7 @@ AnyChosenTool = Annotated[
 
 
 class AllowedToolNames(Options):
-    """The choice among some tools. `mode` says whether the model must call one."""
+    """The tool choice that allows only some tools. `mode` decides whether the model must call one of them."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -187,7 +188,7 @@ class AllowedToolNames(Options):
 
 
 class TextFormat(JsonSchemaFormat):
-    """The format of the text: any text, any JSON object, or JSON of a schema."""
+    """The format of the text: any text, any JSON object, or JSON that matches a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
 
@@ -199,7 +200,7 @@ class TextOptions(Options):
 
 class ReasoningOptions(Options):
     effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None  # accepted, but thoughts are returned as they are
+    summary: Literal["auto", "concise", "detailed"] | None = None  # no effect: thoughts are returned whole
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # an older name of summary; no effect
 
 
@@ -220,10 +221,10 @@ class ResponseBody(SamplingBody):
         Literal["none", "auto", "required"] | ToolName | McpChoice | AllowedToolNames | None, of_type("function", "mcp", "allowed_tools")
     ] = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Int | None = Field(default=None, ge=1)  # limits calls of tools of MCP servers
+    max_tool_calls: Int | None = Field(default=None, ge=1)  # limit on the number of calls that this server makes to MCP servers
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    # parts that output items should have; only message.output_text.logprobs has an effect
+    # optional parts that output items should have; only message.output_text.logprobs has an effect
     include: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | None = None
     top_logprobs: Alternatives | None = None
     truncation: Literal["auto", "disabled"] | None = None  # auto: leave out the beginning of a conversation that is too long

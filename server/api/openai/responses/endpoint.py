@@ -1,4 +1,4 @@
-"""/v1/responses: create, get, delete and cancel responses, and list their input."""
+"""/v1/responses: create, get, delete and cancel responses, list their input, and count the tokens of an input."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def router(context: Context) -> APIRouter:
     async def plan_turn(
         chat: ChatBody, model: Model, loaded: Loaded, who: Caller, *, deadline: float | None = None
     ) -> tuple[ChatPlan, Generation]:
-        """Plan a turn of the model. `deadline` is that of the whole response, which all turns share if the response uses tools of MCP
-        servers. If it is None, the timeout of `chat` decides, if there is one. Raise ApiError if the model cannot answer."""
+        """Plan a turn of the model. `deadline` is the deadline that all turns of a response with tools of MCP servers share. If it is None,
+        the timeout of `chat` sets the deadline, if there is a timeout. Raise ApiError if the model cannot answer."""
         with in_words(NAMES):
             plan = await plan_chat(chat, model, loaded, who, settings)
         if deadline is not None:
@@ -88,7 +88,8 @@ def router(context: Context) -> APIRouter:
         _check_fields(body, settings)
         owner = owner_of(who)
         calls = McpCalls(body, servers) if any(isinstance(tool, McpOffer) for tool in body.tools or ()) else None
-        # The tools of MCP servers are not known yet, so a choice among them is made for each turn of the model.
+        # The tools of MCP servers are not known yet, so the tool choice is left out here, and `plan_round` applies it in each turn of the
+        # model.
         asked = body if calls is None else body.model_copy(update={"tool_choice": None})
         chat, items = await _conversation(asked, store, owner, who.num_body_bytes, settings.max_body_bytes)
         plan, generation = await plan_turn(chat, model, loaded, who)
@@ -102,11 +103,12 @@ def router(context: Context) -> APIRouter:
             answer = ResponseAnswer(body, plan, generation, model, loaded, keep=keep)
         else:
             # A background response goes on after its request was answered. From then on, `receive` of the request reports that the client
-            # has left, so `stays` replaces it.
+            # has left, so `stays`, which never returns, replaces `receive`.
             turns = (replace(who, receive=stays) if body.background else who).parts()
 
             async def plan_round(given: Round) -> tuple[ChatPlan, Generation]:
-                """Plan a turn of a response that uses tools of MCP servers. Its conversation includes the output so far."""
+                """Plan a turn of a response that uses tools of MCP servers. The turn's conversation includes the output of earlier
+                turns."""
                 planner = next(turns)
                 asked = body.model_copy(update={"tool_choice": given.choice, "max_output_tokens": given.max_tokens})
                 size = sum(len(item) for part in (items, given.output) for _, item in part)
@@ -128,7 +130,7 @@ def router(context: Context) -> APIRouter:
         model, loaded, ignored = context.begin(request, body, body.model)
         ignored += ineffective(body)
         ignored += [f"tools[{index}]" for index, tool in enumerate(body.tools or ()) if isinstance(tool, McpOffer)]
-        McpCalls(body, servers)  # refuses servers that may not be called
+        McpCalls(body, servers)  # raises ApiError if this server may not call one of the MCP servers
         require_generator(model, loaded)
         who = caller(request)
         chat, _ = await _conversation(body, store, owner_of(who), who.num_body_bytes, settings.max_body_bytes)
@@ -188,11 +190,11 @@ def router(context: Context) -> APIRouter:
 
 
 def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStore) -> bytes:
-    """Start a background response and store it as running. Return the response as JSON, in its state at the start, which is `queued`. It is
-    stored in its new state when the model begins to answer, and through its `keep` when it ends, unless it was deleted meanwhile."""
+    """Start a background response and store it as running. Return the response as JSON, with the status `queued`. When the model begins to
+    answer, the stored JSON is updated. When the response ends, its `keep` stores it, unless it was deleted before."""
 
     async def run() -> None:
-        """Generate the response, and note how it ends."""
+        """Generate the response, and store how it ends."""
         try:
             await answer.whole()
         except ApiError as error:
@@ -243,7 +245,7 @@ async def _conversation(
 
 
 def _check_fields(body: ResponseBody, settings: ServerSettings) -> None:
-    """Raise ApiError if two fields contradict each other, or ask for what this server does not do."""
+    """Raise ApiError if two fields contradict each other, or if a field asks for something that this server does not do."""
     for index, part in enumerate(body.include or ()):
         if part.partition(".")[0] not in KNOWN:
             raise invalid(f"include[{index}]", f"include[{index}] is {part!r:.80}; expected a part of {', '.join(KNOWN)}")

@@ -59,7 +59,7 @@ PREFIXES = {
     "mcp_approval_request": "mcpr",
     "mcp_approval_response": "mcpa",
 }
-EMPTY: Mapping[str, object] = {"annotations": [], "logprobs": []}  # fields that every output_text has
+EMPTY: Mapping[str, object] = {"annotations": [], "logprobs": []}  # fields that every output_text must have
 LOGPROBS = "message.output_text.logprobs"
 encode = msgspec.json.encode
 
@@ -92,8 +92,8 @@ def items_of(body: ResponseBody, store: ResponseStore, owner: str) -> list[Input
 
 def kept_form(items: Sequence[InputItem], earlier: Items) -> Items:
     """Return items in the form in which the store keeps and lists them: each has a type and an id, and its content, if there is any, is a
-    list of parts. An id that an item before has, or one of the `earlier` items of the conversation, is replaced: lists are cut into pages
-    by ids."""
+    list of parts. If a previous item, or one of the `earlier` items of the conversation, has the same id, replace the id: clients page
+    through lists by ids, so ids must differ."""
     kept: list[Item] = []
     taken = {item.id for item in earlier}
     for item in items:
@@ -221,9 +221,9 @@ def _add_mcp(
     where: str,
 ) -> Message | None:
     """Add the messages of an item about an MCP server. Return the assistant's message to which calls may still be added, or None. A call is
-    followed by its result at once. An approval adds nothing, because the item of the call follows it. A refusal adds the call, with the
-    refusal as its result. A list of tools and a request for approval add nothing. Raise ApiError if the item lacks a field, or answers a
-    request for approval that no item makes."""
+    added together with its result. An approval adds nothing, because the item of the approved call comes later. A refusal adds the call,
+    with the refusal as its result. A list of tools and a request for approval add nothing. Raise ApiError if the item lacks a field, or
+    answers a request for approval that is not in the conversation."""
     if item.type == "mcp_approval_response":
         asked = requests.get(_required(item.approval_request_id, f"{where}.approval_request_id"))
         if asked is None:
@@ -249,7 +249,7 @@ def _add_mcp(
 
 
 def _told(error: str | Mapping[str, Any]) -> str:
-    """Return the text of the error of a call."""
+    """Return the error of a call as a text."""
     match error:
         case str():
             return error
@@ -282,18 +282,18 @@ def functions_of(body: ResponseBody) -> list[ResponseTool]:
 
 
 def ineffective(body: ResponseBody) -> list[str]:
-    """Return the paths of fields that are accepted and have no effect, although a client may expect one."""
+    """Return the paths of accepted fields that have no effect, although a client may expect that they have."""
     return [f"reasoning.{name}" for name in ("summary", "generate_summary") if getattr(body.reasoning, name, None) is not None]
 
 
 def _tool(tool: ResponseTool) -> Tool:
-    """Convert a function."""
+    """Convert a function to a tool of a chat request."""
     function = FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
     return Tool(type="function", function=function)
 
 
 def _tool_choice(choice: str | ToolName | McpChoice | AllowedToolNames | None, mcp: Sequence[McpFunction]) -> object:
-    """Convert the tool choice. Raise ApiError if it names a tool that no MCP server offers."""
+    """Convert the tool choice to that of a chat request. Raise ApiError if it names a tool that no MCP server offers."""
     match choice:
         case ToolName():
             return _named(choice.name)
@@ -307,13 +307,13 @@ def _tool_choice(choice: str | ToolName | McpChoice | AllowedToolNames | None, m
 
 
 def _allowed(mode: Literal["auto", "required"], tools: list[NamedTool | Foreign]) -> AllowedTools:
-    """Return the choice among some tools."""
+    """Return the tool choice that allows only `tools`."""
     return AllowedTools(type="allowed_tools", allowed_tools=ToolsAllowed.model_construct(mode=mode, tools=tools))
 
 
 def _chosen(tool: ToolName | McpChoice | Foreign, mcp: Sequence[McpFunction], where: str) -> list[NamedTool | Foreign]:
-    """Return the functions of a tool that a choice names; a tool of a foreign type is returned as it is. Raise ApiError if the tool is one
-    of an MCP server, and no such server offers it."""
+    """Return the functions that an entry of a tool choice names: all of a server's functions for an McpChoice without a name. Return an
+    entry of an unknown type as it is. Raise ApiError if an McpChoice names a server or a tool that is not offered."""
     match tool:
         case Foreign():
             return [tool]
@@ -328,7 +328,7 @@ def _chosen(tool: ToolName | McpChoice | Foreign, mcp: Sequence[McpFunction], wh
 
 
 def _named(name: str) -> NamedTool:
-    """Return the choice of one function."""
+    """Return the tool choice that names one function."""
     return NamedTool(type="function", function=NamedFunction(name=name))
 
 

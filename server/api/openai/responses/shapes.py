@@ -29,7 +29,7 @@ class ReasoningItem(TypedDict):
     id: str
     summary: Sequence[Any]
     content: Sequence[ReasoningText]
-    status: str  # in_progress, completed, or incomplete: the answer ended before the item did
+    status: str  # in_progress, completed, or incomplete (the answer ended before the item was complete)
 
 
 class MessageItem(TypedDict):
@@ -38,7 +38,7 @@ class MessageItem(TypedDict):
     type: Literal["message"]
     id: str
     role: Literal["assistant"]
-    status: str  # as of a ReasoningItem
+    status: str  # values as in ReasoningItem
     content: Sequence[OutputText]
 
 
@@ -50,7 +50,7 @@ class FunctionCallItem(TypedDict):
     call_id: str
     name: str
     arguments: str
-    status: str  # as of a ReasoningItem
+    status: str  # values as in ReasoningItem
 
 
 class McpListedTool(TypedDict):
@@ -71,14 +71,14 @@ class McpListItem(TypedDict):
 
 
 class McpToolFault(TypedDict):
-    """The tool has reported an error, or this server has not made the call or does not pass its result on."""
+    """The error of a call: the tool has reported it, or this server has refused to make the call or to pass its result on."""
 
     type: Literal["mcp_tool_execution_error"]
     content: Sequence[Mapping[str, str]]
 
 
 class McpCallFault(TypedDict):
-    """The call has failed: with an error of JSON-RPC, or because there was no answer of the protocol."""
+    """The error of a call without a result: a JSON-RPC error (`mcp_protocol_error`), or there was no JSON-RPC answer (`http_error`)."""
 
     type: Literal["mcp_protocol_error", "http_error"]
     code: int
@@ -89,7 +89,7 @@ McpFault = McpToolFault | McpCallFault
 
 
 class McpCallItem(TypedDict):
-    """A call of a tool of an MCP server. This server makes it."""
+    """A call of a tool of an MCP server. This server makes the call."""
 
     type: Literal["mcp_call"]
     id: str
@@ -98,7 +98,7 @@ class McpCallItem(TypedDict):
     arguments: str
     output: str | None  # null until the call has succeeded
     error: McpFault | None  # null unless the call has failed
-    status: str  # in_progress, calling, completed, failed, or incomplete: the call was not made, or its end is unknown
+    status: str  # in_progress, calling, completed, failed, or incomplete (the call was not made, or its end is unknown)
     approval_request_id: str | None  # null: the user did not have to approve the call
 
 
@@ -157,7 +157,7 @@ class ResponseObject(TypedDict):
     incomplete_details: Incomplete | None
     model: str
     output: Sequence[OutputItem]
-    usage: NotRequired[ResponseUsage]  # once the response has ended
+    usage: NotRequired[ResponseUsage]  # present once the response has ended
     background: bool
     instructions: str | None
     max_output_tokens: int | None
@@ -186,7 +186,7 @@ class InputTokens(TypedDict):
 
 
 class ResponseEvent(TypedDict):
-    """An event of a stream. `type` decides which of the other fields it has."""
+    """An event of a stream. `type` decides which of the other fields the event has."""
 
     type: str
     sequence_number: int

@@ -1,5 +1,5 @@
-"""Store responses for later requests. Their bytes and their age are limited. Only the API key that created a response can read it;
-on a server without keys, every client can. All responses are in memory, so a restart of the server removes them."""
+"""Store responses for later requests. The store limits the bytes and the age of responses. Only the API key that created a response can
+read it; on a server without keys, every client can. All responses are in memory, so a restart of the server removes them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Stored:
     output: Items = ()  # output items; empty while the response runs
     in_background: bool = False  # the request set `background`
     task: asyncio.Task[None] | None = None  # generates the response in the background; None: the response does not run
-    used_s: float = field(default_factory=time.monotonic)  # time of the last use
+    used_s: float = field(default_factory=time.monotonic)  # time of the monotonic clock at which the response was last used
 
     @property
     def num_bytes(self) -> int:
         """The bytes of the response and its items. An item that several responses share is counted in each of them, so the store uses less
-        memory than the sum."""
+        memory than the sum of these counts."""
         return len(self.body) + sum(len(item) for _, item in self.items)
 
     @property
@@ -75,10 +75,10 @@ class ResponseStore:
         return self._bytes_of.total()
 
     def put(self, stored: Stored) -> None:
-        """Store a response. To make room, remove those that are too old, and then the least recently used ones of the owner that stores
-        most, so that no owner displaces the responses of owners that store less. A response that alone exceeds the limit is not stored. A
-        response replaces the one with its id: an ingress may send a request again, whose response has the same id. A response that runs is
-        kept apart, without a limit, until it is stored again at its end."""
+        """Store a response. To make room, remove responses that are too old, and then the least recently used responses of the owner that
+        stores most bytes, so that no owner displaces the responses of owners that store less. A response that alone exceeds the limit is
+        not stored. A response replaces an earlier one with the same id: an ingress may send a request again, and the new response then has
+        the same id. A response that runs is kept apart, without a limit, until it is stored again at its end."""
         if stored.is_running:
             self._running[stored.id] = stored
             return
@@ -111,12 +111,13 @@ class ResponseStore:
         return response_id in self._running
 
     def item(self, item_id: str, owner: str) -> bytes | None:
-        """Return the JSON of an item of the owner's stored responses, from the newest response with the item; or None if none has it."""
+        """Return the JSON of an item of the owner's stored responses, from the newest response with the item; or None if no response has
+        it."""
         found = self._items.get((owner, item_id))
         return None if found is None else next(item for known, item in found[-1].items if known == item_id)
 
     def delete(self, response_id: str, owner: str) -> None:
-        """Remove a response, and stop it if it is still being generated. Raise ApiError if the owner has none with this id."""
+        """Remove a response, and stop it if it is still being generated. Raise ApiError if the owner has no response with this id."""
         found = self.get(response_id, owner)
         if found.task is not None:
             found.task.cancel()
@@ -125,7 +126,8 @@ class ResponseStore:
             self._remove(found)
 
     def _forget_old(self) -> None:
-        """Remove responses that are too old, and then others until the limit is kept."""
+        """Remove responses that are too old. Then, until the limit is met, remove the least recently used response of the owner with the
+        most bytes."""
         oldest_s = time.monotonic() - self._max_age_s
         while self._kept and (first := next(iter(self._kept.values()))).used_s < oldest_s:
             self._remove(first)

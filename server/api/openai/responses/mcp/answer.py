@@ -1,6 +1,6 @@
-"""A response that uses tools of MCP servers. It lists their tools, and lets the model answer; then it makes the calls that the model has
-written, and lets the model go on, until the model calls nothing more, until its tokens are spent, or until the client has something to do:
-to approve a call, or to run a function of its own."""
+"""Answer with tools of MCP servers. List the tools of the servers, and let the model answer. Make the calls that the model has written, and
+let the model continue, until it makes no more calls, its tokens are spent, or the client must act: approve a call, or run a function of its
+own."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class McpAnswer(ResponseAnswer):
         self._plan_round = plan_round
         self._request = body
         self._own: dict[int, McpItem] = {}  # items about MCP servers, by the index of their block
-        self._functions: dict[str, McpFunction] = {}  # by the name by which the model calls them; empty until tools are listed
+        self._functions: dict[str, McpFunction] = {}  # functions, by the name by which the model calls them; empty until tools are listed
         self._num_calls = 0  # calls that were made
         self._generations: list[Generation] = []  # one for each turn of the model so far
 
@@ -130,7 +130,7 @@ class McpAnswer(ResponseAnswer):
 
     async def _listed(self) -> AsyncGenerator[bytes, None]:
         """List the tools of the servers whose tools the conversation has not listed before, and yield the events of these lists. Then set
-        the functions that the model may call. A server that does not list its tools gets an item with the error, and offers none."""
+        the functions that the model may call. A server that does not list its tools gets an item with the error, and offers no tools."""
         listed = listed_before(self._context)
         for offer in self._calls.offers:
             label = offer.server_label
@@ -149,9 +149,9 @@ class McpAnswer(ResponseAnswer):
         self._functions = {function.name: function for function in self._calls.functions(listed)}
 
     async def _rounds(self) -> AsyncGenerator[bytes, None]:
-        """Let the model answer, and make its calls, until it calls nothing more, its tokens are spent, or the client has something to do.
-        Yield the events. After MAX_ROUNDS turns, or when `max_tool_calls` calls were made, the model takes one more turn, in which it
-        cannot call tools."""
+        """Let the model answer, and make its calls, until it makes no more calls, its tokens are spent, or the client must act. Yield the
+        events. After MAX_ROUNDS turns, or when `max_tool_calls` calls were made, the model takes one more turn, in which it cannot call
+        tools."""
         choice: Choice = self._request.tool_choice
         for number in range(MAX_ROUNDS + 1):
             most, first = self._request.max_output_tokens, len(self.blocks)
@@ -207,8 +207,8 @@ class McpAnswer(ResponseAnswer):
 
     async def _made(self, block: Block) -> AsyncGenerator[bytes, None]:
         """Make a call and yield its events. The call ends with an error instead if its tool is not offered, or if `max_tool_calls` forbids
-        it. If the user has approved the call, which an earlier response asked for, its first events have not been sent yet and are yielded
-        too."""
+        it. If the user has approved the call after an earlier response, no event of the call's item has been sent yet, so yield its first
+        events, too."""
         call = self._own[block.index]
         assert isinstance(call, McpCall)
         if call.approval_id is not None:
@@ -227,7 +227,7 @@ class McpAnswer(ResponseAnswer):
         yield self._done(block)
 
     def _not_made(self, block: Block) -> bytes:
-        """End a call that is complete in a turn that was cut off, without making the call. Return its last event."""
+        """End a call that is complete in a turn that was cut off, without making the call. Return the call's last event."""
         call = self._own[block.index]
         assert isinstance(call, McpCall)
         call.status = "incomplete"
@@ -245,9 +245,8 @@ class McpAnswer(ResponseAnswer):
     # --- blocks ----------------------------------------------------------------------------------------------------------
 
     def opened(self, block: Block) -> Sequence[bytes]:
-        """Return the events for a block that has just been opened. A call of an MCP server's tool gets an item of its own kind: a call that
-        this server makes, or a request for the user's approval, which has no events until the block is closed. Other blocks are as in
-        ResponseAnswer."""
+        """Return the events for a block that has just been opened. A call of an MCP server's tool becomes an McpCall, or if the user must
+        approve the call, an ApprovalRequest, which has no events until the block is closed. ResponseAnswer handles other blocks."""
         function = self._functions.get(block.call.name) if block.call is not None else None
         if function is None:
             return super().opened(block)
@@ -265,9 +264,9 @@ class McpAnswer(ResponseAnswer):
         return b"" if isinstance(self._own.get(block.index), ApprovalRequest) else super().grown(block, text)
 
     def closed(self, block: Block) -> Sequence[bytes]:
-        """Return the events for a block that has just been closed. The item of a call that this server makes ends later, unless the call
-        was cut off: then it is incomplete, and ends here. A request for approval has all its events here; the user is not asked to approve
-        a call that was cut off, which is an incomplete call instead."""
+        """Return the events for a block that has just been closed. The item of an McpCall ends after the call was made; only if the call
+        was cut off, its item becomes incomplete and ends now. An ApprovalRequest gets all its events now. If its call was cut off, do not
+        ask the user: the item becomes an incomplete McpCall."""
         is_withdrawn = block.cut_off and self._withdraw(block)
         opened = (self._added(block), self._told("response.mcp_call.in_progress", block)) if is_withdrawn else ()
         match self._own.get(block.index):
@@ -297,7 +296,7 @@ class McpAnswer(ResponseAnswer):
         return super().item_of(block, is_open=is_open) if own is None else own.item(block, is_open=is_open)
 
     def _add(self, item: McpItem, prefix: str) -> Block:
-        """Add a block for an item about an MCP server, and return it. `prefix` begins its id."""
+        """Add a block for an item about an MCP server, and return the block. Its id begins with `prefix`."""
         block = Block(len(self.blocks), Kind.CALL, new_id(prefix))
         self.blocks.append(block)
         self._own[block.index] = item
@@ -319,7 +318,7 @@ class McpAnswer(ResponseAnswer):
 
 
 def _relaxed(choice: Choice) -> Choice:
-    """Return the tool choice for later turns of the model: the first turn meets a demand for a call, so it is dropped."""
+    """Return the tool choice for later turns of the model: the first turn has met a demand for a call, so later turns demand none."""
     match choice:
         case "required" | McpChoice() | ToolName():
             return None

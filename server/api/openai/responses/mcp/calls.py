@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """An MCP server that a response uses: what the request says of it, what the operator's settings say, and the session."""
+    """An MCP server that a response uses: its entry in the request (`offer`), its entry in the operator's settings, and the session."""
 
     offer: McpOffer
     entry: Entry
@@ -63,7 +63,7 @@ class McpCalls:
         return await self._servers.run(used.entry, used.session.tools)
 
     async def call(self, function: McpFunction, arguments: str) -> str | McpFault:
-        """Call a tool. Return its output, or the error: of the call, of the tool, or for arguments that are no JSON object or a result that
+        """Call a tool. Return its output, or an error if the call or the tool fails, if the arguments are no JSON object, or if the result
         is too long."""
         used = self._used[function.label]
         read = object_of(arguments)
@@ -80,7 +80,7 @@ class McpCalls:
         return tool_fault(result.text) if result.is_error else result.text
 
     def close(self) -> None:
-        """End the sessions, without waiting for this."""
+        """End the sessions, without waiting until they have ended."""
         for used in self._used.values():
             self._servers.close(used.session)
 
@@ -112,7 +112,7 @@ def listed_before(items: Sequence[InputItem]) -> dict[str, list[McpTool]]:
 
 
 def _headers(offer: McpOffer, where: str) -> dict[str, str]:
-    """Return the headers for requests to a server: those of the offer, and its credentials. Raise ApiError if one cannot be sent."""
+    """Return the headers for requests to a server: the offer's headers, and its credentials. Raise ApiError if a header cannot be sent."""
     headers = dict(offer.headers or {})
     if offer.authorization is not None:
         headers["authorization"] = f"Bearer {offer.authorization}"

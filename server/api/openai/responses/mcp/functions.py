@@ -13,7 +13,7 @@ from server.mcp.tools import InvalidTool, McpTool, tool_of
 
 @dataclass(frozen=True, slots=True)
 class McpFunction:
-    """A tool of an MCP server, as the model calls it."""
+    """A tool of an MCP server, offered to the model as a function."""
 
     name: str  # name by which the model calls the tool
     offer: McpOffer
@@ -51,8 +51,8 @@ def functions_from(listed: Sequence[tuple[McpOffer, Sequence[McpTool]]], taken: 
 
 
 def function_name(functions: Sequence[McpFunction], label: str, tool: str) -> str:
-    """Return the function's name for a call of an earlier turn. If the tool is offered no longer, return its own name, with `_` for
-    characters that APIs refuse."""
+    """Return the name of the function for a tool that an earlier turn has called. `label` is that of the tool's server. If the tool is no
+    longer offered, return its own name, with `_` for characters that APIs refuse."""
     return next((one.name for one in functions if (one.label, one.tool.name) == (label, tool)), plain_name(tool))
 
 

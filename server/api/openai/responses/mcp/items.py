@@ -24,14 +24,14 @@ from server.mcp.tools import McpTool
 
 @dataclass(slots=True)
 class ToolList:
-    """The tools of a server, or the error for which they could not be listed."""
+    """The tools of a server, or the reason why they could not be listed."""
 
     label: str
     tools: Sequence[McpTool] = field(default_factory=list[McpTool])
     error: str | None = None
 
     def item(self, block: Block, *, is_open: bool) -> OutputItem:
-        """Return the output item. `is_open`: as at its beginning, without the tools."""
+        """Return the output item. `is_open`: without the tools, as when the item is added."""
         listed: McpListItem = {"type": "mcp_list_tools", "id": block.id, "server_label": self.label, "tools": []}
         if not is_open:
             listed["tools"] = [_listed(tool) for tool in self.tools]
@@ -47,7 +47,7 @@ class McpCall:
     label: str
     tool_name: str
     function: McpFunction | None  # None: the request does not offer the tool
-    approval_id: str | None = None  # id of the item by which the user was asked; None: the user need not approve the call
+    approval_id: str | None = None  # id of the item that asked the user to approve the call; None: the user need not approve the call
     output: str | None = None  # None: the call has not succeeded
     error: McpFault | None = None  # None: the call has not failed
     status: str = "in_progress"
@@ -60,7 +60,7 @@ class McpCall:
             self.status, self.error = "failed", outcome
 
     def item(self, block: Block, *, is_open: bool) -> OutputItem:
-        """Return the output item. `is_open`: as at its beginning, without the arguments."""
+        """Return the output item. `is_open`: without the arguments, as when the item is added."""
         made: McpCallItem = {
             "type": "mcp_call",
             "id": block.id,
@@ -97,18 +97,19 @@ McpItem = ToolList | McpCall | ApprovalRequest
 
 
 def _listed(tool: McpTool) -> McpListedTool:
-    """Return a tool as the item lists it."""
+    """Return a tool as an item `mcp_list_tools` lists it."""
     return {"name": tool.name, "description": tool.description, "input_schema": tool.schema, "annotations": tool.annotations}
 
 
 def tool_fault(text: str) -> McpToolFault:
-    """Return the error of a call for which the tool, or this server in its place, has given this text."""
+    """Return the error of a call. `text` is the error that the tool has reported, or this server's reason for refusing the call or its
+    result."""
     return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
 
 
 def call_fault(error: McpError) -> McpCallFault:
-    """Return the error of a call without a result. If the server has not answered with an error of JSON-RPC or an HTTP status, the status
-    is the one with which a gateway would answer."""
+    """Return the error of a call without a result. If the MCP server has answered neither with a JSON-RPC error nor with an HTTP error
+    status, `code` is the HTTP status with which a gateway would answer."""
     if isinstance(error, McpRefused):
         return {"type": "mcp_protocol_error", "code": error.code, "message": str(error)}
     code = error.status if isinstance(error, McpStatus) else 504 if isinstance(error, McpStopped) else 502
@@ -116,7 +117,7 @@ def call_fault(error: McpError) -> McpCallFault:
 
 
 def approved(items: Sequence[InputItem]) -> list[InputItem]:
-    """Return the requests for approval that the user has approved and whose calls were not made yet, in the order of the answers."""
+    """Return the requests for approval that the user has approved and whose calls were not made yet, in the order of the user's answers."""
     requests: Mapping[str | None, InputItem] = {item.id: item for item in items if item.type == "mcp_approval_request"}
     made = {item.approval_request_id for item in items if item.type == "mcp_call"}
     answered = [item.approval_request_id for item in items if item.type == "mcp_approval_response" and item.approve]
