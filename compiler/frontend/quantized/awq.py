@@ -9,7 +9,20 @@ import numpy as np
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.held import Form, Offset, halves
-from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, Read, expect, is_even, scale_type, unpack
+from compiler.frontend.quantized.method import (
+    OTHER_FILE,
+    Array,
+    Floats,
+    Infos,
+    Layout,
+    Method,
+    Parts,
+    Read,
+    expect,
+    is_even,
+    scale_type,
+    unpack,
+)
 
 EIGHT = 8  # number of integers per 32-bit word
 # fields that repeat what the tensors show (how and which matrices were quantised), or that choose the kernels of other programs
@@ -64,11 +77,14 @@ def _columns(words: Array) -> Array:
 
 
 def read_awq(fields: Fields) -> tuple[Method, ...]:
-    """Return the method AWQ. Raise ConfigError unless the matrices have 4 bits and the usual order of columns (gemm)."""
+    """Return the method AWQ. Raise ConfigError unless the matrices are integers of 4 bits in the usual order of columns (gemm)."""
     if fields.integer("bits", fields.raw("w_bit", 4)) != 4:
         raise fields.error("bits", "4")
     for name in ("version", "format", "checkpoint_format"):  # names of the field in files of AutoAWQ, transformers 5 and GPTQModel
         if (order := fields.text(name, "gemm")).lower() != "gemm":
             raise fields.error(name, f"gemm; weights packed for {order} have another order")
-    fields.skip(*UNREAD)
+    if fields.text("data_type", "int") != "int":
+        raise fields.error("data_type", f"int. {OTHER_FILE}")
+    # AutoRound adds its own settings of the search for integers
+    fields.skip(*(fields.values if "autoround_version" in fields.values else UNREAD))
     return (Awq(),)

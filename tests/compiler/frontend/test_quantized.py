@@ -450,6 +450,20 @@ def test_auto_round_may_pack_like_awq(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, written(tmp_path, AWQ, parts).read("a.b.weight"))
 
 
+def test_auto_round_may_export_awq(tmp_path: Path) -> None:
+    """AutoRound writes the method "awq" and its own settings beside the fields of AutoAWQ."""
+    parts = awq(*drawn(4))
+    own = {
+        "autoround_version": "0.16.1",
+        "data_type": "int",
+        "provider": "auto-round",
+        "to_quant_block_names": "model.layers",
+        "iters": 200,
+    }
+    found = written(tmp_path, {**AWQ, **own}, parts).read("a.b.weight")
+    np.testing.assert_array_equal(found, written(tmp_path, AWQ, parts).read("a.b.weight"))
+
+
 @pytest.mark.parametrize(
     ("stated", "zero_offset"),
     [
@@ -542,6 +556,7 @@ def scheme(kind: str, **weights: Any) -> dict[str, Any]:
         ({"group_size": 64, "bits": 4, "mode": "affine"}, "quantised by MLX; take the model's original checkpoint or a GGUF file"),
         ({**AWQ, "version": "gemv"}, "weights packed for gemv have another order"),
         ({**AWQ, "rotation": 7}, "has unsupported fields: rotation 7"),
+        ({**AWQ, "autoround_version": "0.16.1", "data_type": "mx_fp"}, "data_type of .* expected int. Take the model in another"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "expected two positive integers"),
         ({**COMPRESSED, "config_groups": {}}, "an object of schemes"),
         (
