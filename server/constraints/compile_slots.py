@@ -1,11 +1,12 @@
-"""Limit by slots how many grammars are compiled at a time. API keys take turns, so one key's grammars do not hold up those of others."""
+"""Limit by slots how many grammars are compiled at a time. API keys take turns, so the grammars of one key do not hold up those of other
+keys."""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
 
-NUM_EXTRA = 1  # further slots, for keys that compile nothing yet
+NUM_EXTRA = 1  # slots beyond `num_at_once`, for keys that have no slot
 
 
 class CompileSlots:
@@ -13,18 +14,18 @@ class CompileSlots:
 
     def __init__(self, num_at_once: int) -> None:
         self._num_at_once = num_at_once
-        # Weak: a grammar that no request waits for frees its slot, or leaves the queue.
+        # The references are weak: a grammar that no request waits for is deleted, and so frees its slot or leaves the queue.
         self._taken: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._waiting: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
-        self._passed_over: weakref.WeakSet[object] = weakref.WeakSet()  # grammars that waited for another key's turn
-        self._turns: dict[str, int] = {}  # by key: number of the turn in which it last took a slot
+        self._passed_over: weakref.WeakSet[object] = weakref.WeakSet()  # grammars that were refused because it was another key's turn
+        self._turns: dict[str, int] = {}  # by API key: number of the turn in which the key last took a slot
         self._num_turns = 0
 
     def take(self, who: object, key: str = "") -> bool:
         """Return True if the grammar `who` of a key has a slot, or gets one now. Return False and queue `who` if all slots are taken, or if
-        it is another key's turn; the caller asks again later. The next turn belongs to the queued key with the fewest slots, among several
-        the one that took a slot longest ago. If `who` is refused because of a turn, and no grammar takes a slot before `who` asks again,
-        the grammars of the key whose turn it is leave the queue, and `who` gets the slot."""
+        it is another key's turn; the caller asks again later. The next turn belongs to the queued key with the fewest slots; if several
+        keys have the fewest, to the one that took a slot longest ago. If `who` is refused because it is another key's turn, and no grammar
+        takes a slot before `who` asks again, the grammars of that key leave the queue, and `who` gets the slot."""
         if who in self._taken:
             return True
         self._waiting[who] = key
@@ -35,7 +36,7 @@ class CompileSlots:
             if who not in self._passed_over:
                 self._passed_over.add(who)
                 return False
-            self._forget(first)  # none of that key's grammars has asked since `who` asked last
+            self._forget(first)  # no grammar of the key `first` has asked since `who` was refused
         self._passed_over.clear()
         del self._waiting[who]
         self._taken[who] = key

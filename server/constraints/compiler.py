@@ -22,24 +22,24 @@ from server.messages import Constraint
 class ConstraintLimits:
     """The limits on the grammars of one model."""
 
-    source_bytes: int = 256 << 10  # bytes of a constraint's text, with its head
-    compile_s: float = 3.0  # CPU time of compiling, with the first mask; a schema of 1,000 fields takes 0.1 s
+    source_bytes: int = 256 << 10  # bytes of a constraint's source and head together: see `Constraint`
+    compile_s: float = 3.0  # CPU time of compiling a grammar and computing its first mask; a schema of 1,000 fields takes 0.1 s
     grammar_size: int = 200_000  # symbols in the productions of a grammar
-    # limit on the number of ways to parse the text so far; a schema with 1,000 optional fields has 4,000, which take 6 ms per token
+    # limit on the ways to parse the text so far; a schema with 1,000 optional fields has 4,000 ways, and then a token takes 6 ms
     row_items: int = 10_000
-    # limit on the work of one mask: about 20 ms. Grammars in GBNF need most where their terminals are single characters.
+    # limit on the parser's steps for one mask; 400,000 take about 20 ms. GBNF grammars with one-character terminals need the most steps.
     step_items: int = 400_000
-    initial_fuel: int = 5_000_000  # limit on the work of building lexers: about 0.1 s
+    initial_fuel: int = 5_000_000  # limit on the steps of building a lexer; 5,000,000 take about 0.1 s
     slow_s: float = 0.02  # CPU time allowed for each token; large schemas take a twentieth of that
     excess_s: float = 1.0  # CPU time beyond slow_s, summed over the tokens of a sequence
     memory_bytes: int = 128 << 20  # memory of one process that it does not share with the zygote
     num_compiling: int = 2  # grammars compiled at a time, so that one slow grammar does not hold up the next
-    num_cached: int = 32  # compiled grammars, each a process with about 2 MB
+    num_cached: int = 32  # compiled grammars in the cache; each is a process with about 2 MB of memory
     cached_bytes: int = 256 << 20  # memory of all cached grammars together
 
 
 class ConstraintCompiler:
-    """Opens matchers for constraints. Only one thread may call it at a time. No method but `close` blocks."""
+    """Opens matchers for constraints. Only one thread at a time may call its methods. No method but `close` blocks."""
 
     def __init__(
         self, read_tokenizer: Callable[[], bytes], *, eos_ids: Sequence[int], vocab_size: int, limits: ConstraintLimits | None = None
@@ -67,7 +67,7 @@ class ConstraintCompiler:
 
     def warm(self) -> None:
         """Start the zygote now, not with the first constraint, because loading the tokenizer of a large vocabulary takes a second."""
-        with suppress(OSError):  # the first constraint tries again
+        with suppress(OSError):  # the first constraint tries again to start it
             self._zygote.start()
 
     def open(self, constraint: Constraint, token_ids: Sequence[int] = (), *, salt: str = "", key: str = "") -> Matcher:
@@ -88,8 +88,8 @@ class ConstraintCompiler:
 
     def _grammar(self, constraint: Constraint, text: str, salt: str, key: str) -> Grammar:
         """Return the grammar for a text of a constraint: one that is in use or cached and has no error, or else a new one. A text that is
-        too long gets a grammar whose `poll` raises the error. No client demands a constraint with a trigger, so a schema in it that cannot
-        be compiled is weakened instead."""
+        too long gets a grammar whose `poll` raises the error. A constraint with a trigger only helps the model to write tool calls, and no
+        client demands it. So if a schema in it cannot be compiled, the schema is weakened, and the constraint is not refused."""
         source = Source(constraint.kind, text, constraint.head, constraint.trigger is not None)
         grammar = self._grammars.get((salt, source))
         if grammar is None or grammar.error is not None:
@@ -104,8 +104,8 @@ class ConstraintCompiler:
 
     def _keep(self, grammar: Grammar) -> None:
         """Cache a compiled grammar as the most recently used one. While the cache has too many grammars or bytes, drop the least recently
-        used grammar of the API key that has most of them. So no key evicts the grammars of keys that have fewer. A grammar that is not
-        compiled yet is kept alive only by the requests that wait for it."""
+        used grammar of the API key that has most grammars or bytes in the cache. So no key evicts the grammars of a key that has less in
+        the cache. A grammar that is not compiled yet is kept alive only by the requests that wait for it."""
         self._cached[grammar.salt, grammar.source] = grammar
         self._cached.move_to_end((grammar.salt, grammar.source))
         while len(self._cached) > self.limits.num_cached:
@@ -117,6 +117,7 @@ class ConstraintCompiler:
             self._drop(num_bytes)
 
     def _drop(self, taken: Counter[str]) -> None:
-        """Drop the least recently used grammar of the key that has most, by `taken`."""
+        """`taken`: by API key, the number of its cached grammars, or of their bytes. Drop the least recently used grammar of a key with the
+        largest number."""
         most = max(taken.values())
         del self._cached[next(name for name, grammar in self._cached.items() if taken[grammar.key] == most)]

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 class Grammar:
-    """A grammar and its process. The process starts with the first `poll` that gets a slot, and ends with the last reference to the
-    grammar, or if the grammar cannot be compiled."""
+    """A grammar and its process. The process starts with the first `poll` that gets a slot for compiling (see `CompileSlots`). The process
+    ends with the last reference to the grammar, or if the grammar cannot be compiled."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Grammar:
         self.salt = salt
         self.key = key
         self.settings = settings
-        self.memory_bytes = 0  # memory that the compiled grammar takes
+        self.memory_bytes = 0  # memory of the grammar's process that it does not share with the zygote
         self.error: ConstraintError | None = None  # why the grammar cannot be compiled; `poll` raises it
         self._zygote = zygote
         self._slots = slots
@@ -48,8 +48,8 @@ class Grammar:
         self._retries = Retries()
 
     def poll(self) -> bool:
-        """Do the next steps of compiling that need not wait. Return whether the grammar is compiled. Raise ConstraintError if it cannot be
-        compiled, or if its process was lost too often; each later call then raises the same error."""
+        """Do the steps of compiling that are possible without waiting. Return whether the grammar is compiled. Raise ConstraintError if it
+        cannot be compiled, or if its process was lost too often; each later call then raises the same error."""
         if self.error is not None:
             raise self.error.with_traceback(None)
         try:
@@ -64,20 +64,20 @@ class Grammar:
 
     def open_child(self) -> ProcessSocket | None:
         """Return the socket to a new process for a sequence, or None while the grammar is being compiled. If the grammar's own process has
-        ended, compile the grammar again. Raise ConstraintError if it cannot be compiled, or OSError if this process has no free descriptors
-        now."""
+        ended, compile the grammar again. Raise ConstraintError if the grammar cannot be compiled, or OSError if the calling process has no
+        free descriptors now."""
         if self.is_compiled and self._socket is not None and self._socket.has_ended:
             self.compile_again()
         return self._socket.open_child(self.settings.vocab_size) if self.poll() and self._socket is not None else None
 
     def compile_again(self) -> None:
-        """Give up the process. The next `poll` starts another one."""
+        """Give up the grammar's process. A later `poll` starts another one."""
         self._socket = None
         self.is_compiled = False
 
     def _proceed(self) -> bool:
-        """Do the next step of compiling: start the process, or take its answer. Return False if that has to wait. Raise ConstraintError if
-        the grammar cannot be compiled, or if too many processes were lost."""
+        """Do the next step of compiling: start the grammar's process, or receive its answer. Return False if the step has to wait. Raise
+        ConstraintError if the grammar cannot be compiled, or if too many processes were lost."""
         socket = self._socket
         if socket is None:
             if not self._retries.is_due or not self._slots.take(self, self.key):
@@ -98,8 +98,8 @@ class Grammar:
         return False
 
     def _hear(self, socket: ProcessSocket) -> None:
-        """Take the answer of the process. If the process has ended, give it up, to try again later. Raise ConstraintError if the grammar
-        cannot be compiled, or if too many processes were lost."""
+        """Handle the answer of the grammar's process. If the process has ended, give it up, and let a later `poll` start another one. Raise
+        ConstraintError if the grammar cannot be compiled, or if too many processes were lost."""
         if socket.answer is Answer.COMPILED:
             self.memory_bytes = socket.number << 10
             if faults := socket.text:
@@ -122,6 +122,6 @@ class Grammar:
         self._lose(error)
 
     def _lose(self, error: ConstraintError) -> None:
-        """Give up the process, to try again later. Raise `error` if too many were lost."""
+        """Give up the grammar's process; a later `poll` starts another one. Raise `error` if too many processes were lost."""
         self._socket = None
         self._retries.lost(error)

@@ -1,4 +1,5 @@
-"""A matcher whose grammar runs in a separate process. The matcher waits for that process only as long as a step can afford."""
+"""A matcher whose grammar runs in a separate process. In one step, the matcher waits at most PATIENCE_S for an answer of that process, so
+that a slow grammar does not hold up other sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from server.constraints.process.process_socket import ProcessSocket, no_socket
 from server.constraints.process.wire import Answer, Question, question
 from server.constraints.retries import Retries
 
-PATIENCE_S = 0.02  # longest wait for an answer
+PATIENCE_S = 0.02  # longest time that a step waits for an answer
 
 
 class IsolatedMatcher(Matcher):
@@ -21,7 +22,7 @@ class IsolatedMatcher(Matcher):
     If the process is lost, a new process gets all tokens again, since only the tokens decide what may come next."""
 
     def __init__(self, grammar: Grammar, token_ids: Sequence[int] = ()) -> None:
-        self.refused: list[int] = []  # the last tokens, from the first one that the grammar refused
+        self.refused: list[int] = []  # the tokens from the first one that the grammar refused; empty: it refused none
         self._grammar = grammar
         self._socket: ProcessSocket | None = None
         self._retries = Retries()
@@ -30,11 +31,11 @@ class IsolatedMatcher(Matcher):
         self._asked: Question | None = None  # the question that is not answered yet
         self._is_put = False  # the current process has the question, or will send the answer, a mask, without being asked
         self._give_way_s = 0.0  # monotonic time until which the present step waits for the answer
-        self._is_slow = {Question.STATE: False, Question.MASK: False}  # the last answer of each kind was slow
+        self._is_slow = {Question.STATE: False, Question.MASK: False}  # by kind of question: whether the last answer was slow
         self._comes_mask = False  # the process will send a mask without being asked
         self._forced: list[int] | None = None  # tokens that must come next; None: unknown
         self._prefetched: list[int] = []  # the token that `prefetch` has added, until `advance` is called with it
-        self._has_mask = False  # the socket has the mask for the present tokens
+        self._has_mask = False  # `_socket.mask` is the mask after the present tokens
         self._is_complete = False
         if token_ids:
             self._ask(Question.STATE)
@@ -57,8 +58,8 @@ class IsolatedMatcher(Matcher):
         return self._has_mask
 
     def poll(self) -> bool:
-        """Take the answer to the open question, and return whether it has come. If no question is open, return whether the grammar is
-        compiled, or the process has started already."""
+        """Receive the answer to the open question if it has arrived, and return whether it has. If no question is open, return whether the
+        grammar is compiled, or the process of the sequence has been started."""
         if self._asked is None:
             return self._socket is not None or self._grammar.poll()
         self._wait(0.0)
@@ -73,13 +74,14 @@ class IsolatedMatcher(Matcher):
         self._prefetched = [token_id]
 
     def mask(self) -> Mask | Literal[Late.LATE]:
-        """Return the mask of the next token. Wait for it as long as a step can afford, and then return LATE."""
+        """Return the mask of the next token. Return LATE if it does not arrive within PATIENCE_S of the question."""
         self.prefetch_mask()
         self._wait()
         return self._socket.mask if self._has_mask and self._socket is not None else LATE
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Follow further tokens, unless `prefetch` has added them already. Wait for the state after them as long as a step can afford."""
+        """Follow further tokens, unless `prefetch` has added them already. Wait at most PATIENCE_S for the answer about the state after
+        these tokens."""
         if self._prefetched == list(token_ids):
             self._prefetched = []
         else:
@@ -87,7 +89,7 @@ class IsolatedMatcher(Matcher):
         self._wait()
 
     def forced(self) -> list[int]:
-        """Return the tokens that must come next, or none if that is not known within the time that a step can afford."""
+        """Return the tokens that must come next, or none if they do not arrive within PATIENCE_S of the question."""
         if self._forced is None and self._asked is None:
             self._ask(Question.STATE)
             self._wait()
@@ -96,8 +98,8 @@ class IsolatedMatcher(Matcher):
     # --- questions -------------------------------------------------------------------------------------------------------
 
     def _take(self, token_ids: Sequence[int]) -> None:
-        """Add tokens. Ask for the state after them, unless they are the first of several forced tokens: the other forced tokens then stay
-        known."""
+        """Add tokens, and ask for the state after these. Do not ask if the new tokens are the first of several forced tokens: the other
+        forced tokens then stay known."""
         self._has_mask = False
         self._token_ids += token_ids
         num_known, forced = len(token_ids), self._forced or []
@@ -141,8 +143,8 @@ class IsolatedMatcher(Matcher):
     # --- answers ---------------------------------------------------------------------------------------------------------
 
     def _wait(self, patience_s: float | None = None) -> None:
-        """Wait for the answer to the open question, if there is one: for `patience_s`, or as long as a step can afford. Raise
-        ConstraintError if the constraint cannot be followed."""
+        """Wait for the answer to the open question, if there is one: for `patience_s` seconds or, if that is None, until `_give_way_s`.
+        Raise ConstraintError if the constraint cannot be followed."""
         while self._asked is not None:
             self._put()
             socket = self._socket
@@ -162,8 +164,8 @@ class IsolatedMatcher(Matcher):
                 self._hear(socket)
 
     def _hear(self, socket: ProcessSocket) -> None:
-        """Take an answer, which may be the mask that the process sends unasked. Raise ConstraintError if the grammar refuses a token, fails
-        or exceeds a limit."""
+        """Handle an answer, which may be the mask that the process sends unasked. Raise ConstraintError if the grammar refuses a token,
+        fails or exceeds a limit."""
         if (error := socket.error(self._grammar.settings)) is not None:
             raise error
         is_slow = socket.took_s > self._grammar.settings.slow_s
@@ -183,6 +185,6 @@ class IsolatedMatcher(Matcher):
             raise ConstraintError("the grammar does not allow the tokens drawn so far")
 
     def _lose(self, error: ConstraintError) -> None:
-        """Give up the process, to try again later. Raise `error` if too many were lost."""
+        """Give up the process; `_put` starts another one later. Raise `error` if too many processes were lost."""
         self._socket = None
         self._retries.lost(error)

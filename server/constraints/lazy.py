@@ -1,8 +1,9 @@
-"""A lazy constraint. It applies from its trigger until its grammar is complete; all other text is unconstrained.
+"""A lazy constraint applies from its trigger until its grammar is complete; all other text is unconstrained.
 
-A lazy constraint helps the model to write optional tool calls correctly; no client demands it. So its faults never fail a request: if it
-cannot be compiled or followed, the text is unconstrained. If it only has no process (ConstraintLost), nothing is known of its faults, and
-the text must not depend on the load of the machine: then each method of the matcher that asks a grammar raises the error.
+A lazy constraint helps the model to write optional tool calls correctly; no client demands it. So faults of a lazy constraint never fail a
+request: if the constraint cannot be compiled or followed, the text is unconstrained. If the constraint has no process (ConstraintLost),
+however, the methods of the matcher that ask a grammar raise the error: whether a process starts depends on the load of the machine, and the
+text must not depend on the load.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class FirstGrammar:
         self._is_compiled = False
 
     def poll(self) -> bool:
-        """Return True once a grammar is compiled, or none is left that could be. Drop the grammars that cannot be compiled. Raise
-        ConstraintLost if there is no process to compile one."""
+        """Compile the first grammar. If it cannot be compiled, drop it and go on with the next one. Return True once a grammar is compiled,
+        or all were dropped. Raise ConstraintLost if there is no process to compile one."""
         while self._grammars and not self._is_compiled:
             try:
                 if not self._grammars[0].poll():
@@ -55,20 +56,20 @@ class LazyMatcher(Matcher):
     def __init__(self, marked: FirstGrammar, plain: FirstGrammar, trigger: Trigger, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
         self._marked = marked
         self._plain = plain
-        self._is_compiled = False  # for `marked` and for `plain`, a grammar is compiled or none can be
+        self._is_compiled = False  # `marked` and `plain` each have a compiled grammar, or none that can be compiled
         self._trigger = trigger
         self._vocab_size = vocab_size
-        self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)  # the model cannot draw the others
+        self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)  # the model cannot draw other offers
         self._beginnings: dict[int, list[tuple[int, ...]]] = {}  # token sequences that begin a call in plain JSON, by their last token
         for beginning in trigger.plain:
             self._beginnings.setdefault(beginning[-1], []).append(beginning)
         self._tail: deque[int] = deque(maxlen=max(map(len, trigger.plain), default=0))  # the last unconstrained tokens
         self._thinks = trigger.is_open  # the tokens read so far end inside a think block
-        self._at_start = True  # no token was read
-        # tokens that were not read yet: the grammars are not compiled, or the current grammar is late
+        self._at_start = True  # no token has been read yet
+        # tokens that wait to be read, because the grammars are not compiled yet or the current grammar is late
         self._unread = deque(token_ids)
-        self._selection: ToolSelection | None = None  # the selection of an offer that is not made yet; None: there is none
-        # matcher of the grammar that applies now, or None; dropped when the grammar is complete, cannot be followed, or is let go
+        self._selection: ToolSelection | None = None  # the selection of an offer, until one is selected; None: no selection is going on
+        # matcher of the grammar that applies now, or None; dropped when the grammar is complete or cannot be followed, and by `let_go`
         self._begun: IsolatedMatcher | None = None
         self._num_begun = 0  # number of tokens with which this grammar began: the selected offer, or the beginning of the plain call
 
@@ -81,7 +82,7 @@ class LazyMatcher(Matcher):
         return self._begun is not None and self._begun.has_mask
 
     def poll(self) -> bool:
-        """Compile the grammars, take what the current grammar has answered, and read the tokens that waited. Return whether the matcher is
+        """Compile the grammars, receive the answer of the current grammar, and read the tokens that waited. Return whether the matcher is
         compiled and not late."""
         if not self._is_compiled:
             self._is_compiled = all([self._marked.poll(), self._plain.poll()])
@@ -102,7 +103,7 @@ class LazyMatcher(Matcher):
 
     def mask(self) -> Mask | Literal[Late.LATE] | None:
         """If a single token continues all offers of a selection, return a mask that allows only this token. Otherwise return the mask of
-        the grammar that applies: LATE if it is late, or None if every token may come next. Let go of a grammar that cannot be followed, and
+        the grammar that applies: LATE if it is late, or None if every token may come next. Drop a grammar that cannot be followed, and
         return None."""
         if self._selection is not None and (forced := self._selection.forced()):
             return only(forced[0], num_mask_words(self._vocab_size))
@@ -117,7 +118,7 @@ class LazyMatcher(Matcher):
             return None
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Give tokens to the grammar that applies, or keep them until they can be read. Read them now if the grammars are compiled."""
+        """Pass tokens to the grammar that applies. If none applies, read them as soon as the grammars are compiled."""
         if (begun := self._begun) is not None:
             self._follow(lambda: begun.advance(token_ids))
         else:
@@ -126,8 +127,8 @@ class LazyMatcher(Matcher):
             self._read()
 
     def forced(self) -> list[int]:
-        """Return the tokens that all offers, or the grammar that applies, have next; none if the text is unconstrained. Let go of a grammar
-        that cannot be followed."""
+        """Return the tokens that must come next according to all offers, or to the grammar that applies; none if the text is unconstrained.
+        Drop a grammar that cannot be followed."""
         if self._selection is not None:
             return self._selection.forced()
         if self._begun is None:
@@ -145,7 +146,7 @@ class LazyMatcher(Matcher):
         self._selection = self._begun = None
         return governed
 
-    # --- while it selects a tool -----------------------------------------------------------------------------------------
+    # --- while the model selects a tool ---------------------------------------------------------------------------------
 
     @property
     def is_choosing(self) -> bool:
@@ -182,7 +183,7 @@ class LazyMatcher(Matcher):
     def _read_free(self, token_id: int) -> None:
         """Read a token that no grammar governs."""
         if self.refuses(token_id):
-            self._selection = None  # an earlier worker dropped the selection here, and drew the token without it
+            self._selection = None  # the worker that drew this token had dropped the selection before
         if self._selection is not None:
             self._say(self._selection, token_id)
         elif self._thinks:
@@ -195,8 +196,8 @@ class LazyMatcher(Matcher):
 
     def _read_trigger(self, token_id: int) -> None:
         """Read a token outside thoughts while no grammar applies. After the trigger token, the model selects an offer; without offers, the
-        grammar `marked` applies at once. If the last tokens begin a call in plain JSON, the grammar `plain` applies, and has read them. Any
-        other token changes nothing."""
+        grammar `marked` applies at once. If the last tokens begin a call in plain JSON, the grammar `plain` applies from the first of these
+        tokens on. Any other token changes nothing."""
         if token_id == self._trigger.token_id:
             if self._offers and self._marked.grammar is not None:
                 self._selection = ToolSelection(self._offers)
@@ -221,15 +222,15 @@ class LazyMatcher(Matcher):
             self._follow(lambda: begun.advance(token_ids))
 
     def _say(self, selection: ToolSelection, token_id: int) -> None:
-        """Add a token to the selection of a tool. If the selection is made, begin the grammar."""
+        """Add a token to the selection of a tool. If this completes the selection, begin the grammar."""
         selection.say(token_id)
         if selection.is_made:
             self._selection = None
             self._begin(self._marked, selection.draft)
 
     def _follow(self, step: Callable[[], object]) -> None:
-        """Advance the grammar by `step`. Let go of the grammar once it is complete, or if it cannot be followed. For example, it may not
-        allow a token that an earlier worker has sampled without the grammar."""
+        """Call `step`, which passes tokens to the grammar or polls it. Drop the grammar once it is complete, or if it cannot be followed.
+        For example, the grammar may refuse a token that another worker has sampled before, without the grammar."""
         begun = self._begun
         assert begun is not None
         try:
@@ -237,8 +238,9 @@ class LazyMatcher(Matcher):
         except ConstraintLost:
             raise
         except ConstraintError:
-            # A refused token of the beginning is skipped, since with it the beginning would begin the same grammar again. Any other refused
-            # token was drawn after an earlier worker had let go of the grammar, or the grammar was complete: it is unconstrained text.
+            # If the grammar refuses a token with which it began, skip this token: reading it again would begin the same grammar again. Any
+            # other refused token is unconstrained text: it was drawn after the grammar was complete, or by a worker that had dropped the
+            # grammar.
             is_skipped = begun.num_followed < self._num_begun and not begun.is_complete
             self._free(begun.refused[is_skipped:])
         else:
@@ -246,6 +248,6 @@ class LazyMatcher(Matcher):
                 self._free([])
 
     def _free(self, token_ids: Sequence[int]) -> None:
-        """Let go of the grammar. `token_ids` are its last tokens, which are read again as unconstrained text."""
+        """Drop the grammar. `token_ids` are the last tokens passed to it, which are read again as unconstrained text."""
         self._begun = None
         self._unread.extendleft(reversed(token_ids))

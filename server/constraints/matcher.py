@@ -1,8 +1,8 @@
 """The interface to the constraints of one sequence. A matcher follows the sequence's tokens and says which token may come next.
 
 A matcher may follow a grammar in a separate process (`isolated`, `lazy`), the rules of the request (`rules.Rules`), or both
-(`rules.RuledMatcher`). `advance` gives it every token of its sequence. If only one token may come next, the mask has one bit. So appending
-such tokens without a step of the model (`forced`) gives the same tokens as sampling them one by one.
+(`rules.RuledMatcher`). `advance` receives every token of the sequence. If only one token may come next, the mask has one bit set. So
+appending such tokens without a step of the model (`forced`) gives the same tokens as sampling them one by one.
 
 A matcher is late while it waits for an answer of another process. Until `poll` returns True, only `poll` may be called. So timing
 decides in which step a token is sampled, but never which token.
@@ -48,7 +48,8 @@ class Matcher(ABC):
 
     @abstractmethod
     def mask(self) -> Mask | Literal[Late.LATE] | None:
-        """Return the mask of the next token, or None if every token may come next. The mask is read-only and valid until the next call."""
+        """Return the mask of the next token, LATE if it is not known yet, or None if every token may come next. The mask is read-only and
+        valid until the next method call."""
 
     @abstractmethod
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -85,7 +86,7 @@ class Matcher(ABC):
         return False
 
     def poll(self) -> bool:
-        """Take what other processes have answered meanwhile. Return whether the matcher is compiled and not late."""
+        """Receive what other processes have answered since the last call. Return whether the matcher is compiled and not late."""
         return True
 
     def prefetch_mask(self) -> None:  # noqa: B027 - most matchers have nothing to begin
@@ -115,8 +116,8 @@ class Matcher(ABC):
         return False
 
     def take_back(self) -> int:
-        """Drop the drafted tokens, and continue the selection without them. Return the number of dropped tokens. Only matchers that draft
-        tokens define this."""
+        """Drop the drafted tokens, and continue the tool selection without them. Return the number of dropped tokens. Only matchers that
+        draft tokens define this."""
         raise AssertionError("this matcher drafts no tokens")
 
     def let_go(self) -> bool:

@@ -6,8 +6,8 @@ import time
 
 from server.constraints.matcher import ConstraintError
 
-MAX_LOSSES = 6  # losses in a row, without an answer in between, after which the process is still replaced
-FIRST_PAUSE_S = 0.05  # pause after the first loss; it doubles with each further loss, so all pauses last 3 s
+MAX_LOSSES = 6  # most losses in a row, without an answer in between, after which the process is still replaced
+FIRST_PAUSE_S = 0.05  # pause after the first loss; it doubles with each further loss, so the six pauses last 3 s together
 
 
 class Retries:

@@ -1,5 +1,5 @@
 """Apply the restrictions that a request's parameters set without a grammar: allowed and banned tokens, banned token sequences, the length
-of think blocks, and the minimum number of tokens. They are computed in this process, so they are never late."""
+of think blocks, and the minimum number of tokens. Their masks are computed in this process, so they are never late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.constraints.matcher import LATE, Late, Mask, Matcher
 from server.constraints.process.wire import num_mask_words
 from server.messages import SamplingParams
 
-ALL = np.int32(-1)  # mask of 32 tokens that are all allowed
+ALL = np.int32(-1)  # a word of a mask that allows all its 32 tokens
 
 
 class Bans:
@@ -32,7 +32,7 @@ class Bans:
             self.mask = np.full(self.num_words, 0 if allowed else ALL, np.int32)
             _set(self.mask, allowed)
             _clear(self.mask, banned)
-        self.ender_ids = sorted(ender_ids) if params.min_tokens else []  # banned until min_tokens are drawn
+        self.ender_ids = sorted(ender_ids) if params.min_tokens else []  # banned until `min_tokens` tokens are drawn
         self.endings = _Endings(params.banned_sequences)
         # whether any restriction is about which tokens may come, not only about where the text may end
         self.restrict_text = self.mask is not None or bool(params.banned_sequences) or params.thinking is not None
@@ -40,22 +40,22 @@ class Bans:
 
 
 class _Endings:
-    """The tokens that would complete a banned sequence. A request may ban 2,048 sequences of hundreds of tokens each, and its client may
-    have the model draw what they have in common. So sequences that end alike are compared together."""
+    """The tokens that would complete a banned sequence. A request may ban 2,048 sequences of hundreds of tokens each, and a prompt may make
+    the model draw the tokens that these sequences have in common. So sequences that end alike are compared together."""
 
     def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
-        # Sorted by the tokens before the last one, read backwards, so that sequences which end alike are adjacent. These tokens are
-        # compared as big-endian bytes: to compare tuples that begin alike takes ten times as long.
+        # The sequences are sorted by their tokens before the last one, read backwards, so that sequences in which these tokens end alike
+        # are adjacent. The tokens are compared as big-endian bytes: comparing tuples that begin alike takes ten times as long.
         self._sorted = sorted(sequences, key=lambda sequence: struct.pack(f">{len(sequence) - 1}I", *sequence[-2::-1]))
 
     def after(self, drawn: Sequence[int]) -> list[int]:
         """Return the tokens that would complete a sequence after the tokens `drawn`."""
         ordered, found = self._sorted, list[int]()
-        low, high = 0, len(ordered)  # those from `low` to `high` agree with the last `depth` tokens, and have more
+        low, high = 0, len(ordered)  # in ordered[low:high], the last `depth` drawn tokens and more stand before the last token
         for depth, token_id in enumerate(reversed(drawn)):
             if low == high:
                 break
-            at = -2 - depth  # place of the token that is compared, from the end of a sequence
+            at = -2 - depth  # index, from the end of a sequence, of the token that is compared
             if not ordered[low][at] == token_id == ordered[high - 1][at]:
                 low = bisect_left(ordered, token_id, low, high, key=itemgetter(at))
                 high = bisect_right(ordered, token_id, low, high, key=itemgetter(at))
@@ -80,11 +80,11 @@ class Rules(Matcher):
         return self._bans.restrict_text
 
     def mask(self, grammar: Mask | None = None) -> Mask | None:
-        """Return the mask of the next token, or None if every token may come. It excludes banned tokens, tokens that are not among the
-        allowed ones, and tokens that would complete a banned sequence or open another think block. Before `min_tokens` tokens, it also
-        excludes those that end the text. If a think block has to close now, it excludes every token but the one that closes the block,
-        unless `grammar`, the mask of a grammar that the text follows, too, excludes that one. A grammar lets no block end within a
-        character or before its label, so the block then ends as soon as the grammar allows it."""
+        """Return the mask of the next token, or None if every token may come. The mask excludes banned tokens, tokens that are not among
+        the allowed ones, and tokens that would complete a banned sequence or open another think block. Before `min_tokens` tokens, it also
+        excludes the tokens that end the text. If a think block has to close now, it excludes every token but the one that closes the block,
+        unless `grammar`, the mask of the sequence's grammar, excludes that token: within a character, or before the label with which a
+        block of some models begins. The block then ends as soon as the grammar allows it."""
         banned, closing = self._bans.endings.after(self._token_ids) + self._reopening(), self._closing()
         if closing is not None and grammar is not None and not _has(grammar, closing):
             closing = None
@@ -99,7 +99,7 @@ class Rules(Matcher):
         return mask
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Follow further tokens, and count those in think blocks if their length is limited."""
+        """Follow further tokens, and count the tokens in think blocks if the length of these blocks is limited."""
         thinking = self._bans.params.thinking
         for token_id in token_ids:
             self._token_ids.append(token_id)
@@ -131,7 +131,7 @@ class Rules(Matcher):
         return thinking.close_id if thinking is not None and self._thinks and self._num_thought >= thinking.budget else None
 
     def _reopening(self) -> list[int]:
-        """Return the token to ban now so that no other think block opens after the budget is spent, in a list, which may be empty. If
+        """Return a list, which may be empty, of the token to ban now so that no other think block opens after the budget is spent. If
         several tokens open a block, ban the second one after the first, since a call or the content may also begin with the first."""
         thinking = self._bans.params.thinking
         if thinking is None or self._thinks or self._num_thought < thinking.budget:
@@ -175,7 +175,8 @@ class RuledMatcher(Matcher):
         self._grammar.prefetch(token_id)
 
     def mask(self) -> Mask | Literal[Late.LATE] | None:
-        """Return the mask of the tokens that both allow, LATE if that of the grammar is late, or None if every token may come."""
+        """Return the mask of the tokens that the rules and the grammar allow, LATE if the grammar's mask is late, or None if every token
+        may come."""
         mask = self._grammar.mask()
         if mask is LATE:
             return LATE
@@ -204,7 +205,7 @@ class RuledMatcher(Matcher):
         return self._grammar.refuses(token_id)
 
     def take_back(self) -> int:
-        """Drop the tokens that the grammar has drafted, also from the rules. Return their number."""
+        """Drop the drafted tokens from the grammar and from the rules. Return their number."""
         num_tokens = self._grammar.take_back()
         self._rules.drop(num_tokens)
         return num_tokens

@@ -1,6 +1,6 @@
-"""Apply Whisper's rules for time stamps: a transcript begins with one; stamps come in pairs, the end of a segment and the beginning of the
-next, except the last; their times never decrease; and a stamp is drawn where all stamps together are more probable than every other
-token."""
+"""Apply Whisper's rules for time stamps. A transcript begins with a stamp. After each segment stand two stamps: the end of this segment and
+the beginning of the next. After the last segment stands only its end. The times of stamps never decrease. A stamp is drawn where all stamps
+together are more probable than every other token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server.messages import Stamps
 
 
 class StampMatcher(Matcher):
-    """Follows the transcript of a window."""
+    """Follows the transcript of one window of audio."""
 
     reads_logits = True
 
@@ -24,7 +24,7 @@ class StampMatcher(Matcher):
         self._num_words = num_mask_words(vocab_size)
         self._vocab_size = vocab_size
         self._token_ids: list[int] = []
-        self._latest = stamps.first  # the last stamp, or the first of the vocabulary before there is one
+        self._latest = stamps.first  # the last stamp of the transcript; before it has one, the stamp 0.00
         self.advance(token_ids)
 
     def mask(self) -> Mask:
@@ -57,8 +57,8 @@ class StampMatcher(Matcher):
 
     def _allowed(self) -> NDArray[np.bool_]:
         """Return for each token whether the rules allow it next. The first token is a stamp, at most `most_first` stamps after 0.00. After
-        a stamp that begins a segment, no stamp may follow. After a stamp that ends a segment, no text may follow, and a stamp must have the
-        same time or a later one. After text, a stamp must have a later time than the last one."""
+        a stamp that begins a segment, no stamp may follow. After a stamp that ends a segment, no text may follow, and the next stamp must
+        have the same time or a later one. After text, a stamp must have a later time than the last stamp."""
         stamps, drawn = self._stamps, self._token_ids
         allowed = np.ones(self._vocab_size, np.bool_)
         if not drawn:

@@ -12,9 +12,9 @@ class ToolSelection:
     """The selection of an offer by a sequence. The model drafts tokens without a constraint. When the draft equals an offer, that
     offer is selected.
 
-    A mask looks only one token ahead. A model that is about to write `get_weather`, while `weather` and `get_time` are offered, would write
-    `get_` and then have only `time` left. So a draft that leaves all offers is taken back, and the offers are compared as wholes: by the
-    log-probability of their tokens up to and including the first one that differs from the draft.
+    A mask looks only one token ahead. Under a mask, a model that is about to write `get_weather`, while `weather` and `get_time` are
+    offered, would write `get_` and then have only `time` left. So a draft that leaves all offers is taken back, and the offers are compared
+    as wholes: by the log-probability of their tokens up to and including the first one that differs from the draft.
     """
 
     def __init__(self, offers: Sequence[Offer]) -> None:
@@ -58,7 +58,7 @@ class ToolSelection:
         return ToolSelection([offer for offer in self._offers if offer[:num_right] == best[:num_right]])
 
     def _open(self) -> list[Offer]:
-        """Return the offers that begin with the draft and go on."""
+        """Return the offers that begin with the draft and have more tokens."""
         length = len(self._draft)
         return [offer for offer in self._offers if offer[:length] == self._draft and len(offer) > length]
 

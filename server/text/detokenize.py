@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-MOST_PARTIAL = 3  # most bytes of a character that lacks some
+MOST_PARTIAL = 3  # most bytes of an incomplete UTF-8 character
 
 
 class TokenBytes(Protocol):
@@ -59,7 +59,7 @@ class Detokenizer:
         self, tokenizer: TokenBytes, stops: StopRules, shown: Mapping[int, bytes] | None = None, prompt_ids: Sequence[int] = ()
     ) -> None:
         """`shown`: the bytes of special tokens that appear as text, because a parser needs them. `prompt_ids`: the tokens before the
-        answer. If they end within a character that the first tokens of the answer complete, it belongs to the answer."""
+        answer. If these end within a character that the first tokens of the answer complete, the character belongs to the answer."""
         self._tokenizer = tokenizer
         self._stops = stops
         self._shown = shown or {}
@@ -74,7 +74,7 @@ class Detokenizer:
             if len(tail) >= MOST_PARTIAL or not (piece := tokenizer.token_bytes(token_id)):
                 break
             tail = piece + tail
-        self._decoder.decode(tail[-MOST_PARTIAL:])  # keeps what it cannot decode yet
+        self._decoder.decode(tail[-MOST_PARTIAL:])  # the decoder keeps the bytes of an incomplete character
         self._owes = bool(self._decoder.getstate()[0])  # the answer has no bytes yet, and the prompt ends within a character
 
     def push(self, token_ids: Iterable[int]) -> str:
@@ -87,7 +87,7 @@ class Detokenizer:
             data = self._tokenizer.token_bytes(token_id) or self._shown.get(token_id, b"")
             if self._owes and data:
                 self._owes = False
-                if not 0x80 <= data[0] < 0xC0:  # the answer does not continue the character, so that it is no part of the answer
+                if not 0x80 <= data[0] < 0xC0:  # the answer does not continue the prompt's last character, so drop it
                     self._decoder.reset()
             piece = self._decoder.decode(data)
             if not piece:
@@ -102,7 +102,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """Return the text that was held back: no more tokens come."""
+        """Return the text that was held back. Called when no more tokens come."""
         text, self._held = self._held, ""
         self.length += len(text)
         return text

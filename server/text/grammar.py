@@ -20,18 +20,18 @@ KNOWN_FORMATS = frozenset(
 # Words of a schema whose values are schemas: MAPS have schemas by name, PARTS have one schema or a list of them.
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 PARTS = frozenset({"items", "prefixItems", "additionalItems", "additionalProperties", "anyOf", "oneOf", "allOf"})
-# by word: values with which it restricts nothing
+# by word of a schema: values with which the word restricts nothing
 WITHOUT_EFFECT: Mapping[str, Sequence[object]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
     "dependentRequired": ({},),
 }
-MAX_CHARS = 1 << 20  # limit on rules that repeat parts of a schema
-MOST_COUNTED = 1 << 20  # items or characters; a larger limit restricts no answer, and llguidance cannot count so far
+MAX_CHARS = 1 << 20  # most characters of rules that repeat parts of a schema
+MOST_COUNTED = 1 << 20  # items or characters; a larger maximum restricts no answer in practice, and llguidance cannot count so far
 
 
 class GrammarTooLarge(Exception):
-    """Raised if rules repeat so much of a schema that they have more than MAX_CHARS."""
+    """Raised if rules repeat so much of a schema that they have more than MAX_CHARS characters."""
 
 
 def json_text(schema: Mapping[str, object]) -> str:
@@ -97,8 +97,8 @@ def structured(structures: Sequence[Structure]) -> Constraint:
 
 
 def or_calls(constraint: Constraint, calls: Constraint, *, before: str = "") -> Constraint:
-    """Return a constraint that allows `calls` in place of the answer. `before`: the rule of what precedes the answer, but no call. The
-    grammar of the calls is nested, so that its rules may have any names."""
+    """Return a constraint that allows `calls` in place of the answer. `before`: the rule of the text that precedes the answer but not a
+    call. The grammar of the calls is nested, so that its rules may have any names."""
     start, _, rules = (constraint.head or "start: answer").partition("\n")
     head = [f"{start.removesuffix('answer')}({before}answer | calls)", rules, f"calls: %lark {{\n{calls.source}\n}}"]
     return msgspec.structs.replace(constraint, head="\n".join(filter(None, head)))
@@ -114,29 +114,29 @@ def up_to_marker(rule: str, marker: str, specials: Specials) -> str:
 
 
 def fixed(text: str, specials: Specials) -> str:
-    """Return the rule for a fixed text, in which markers may be single tokens; nothing for an empty text."""
+    """Return the rule for a fixed text, in which markers may be single tokens. Return "" for an empty text."""
     inside = sorted((marker for marker in specials if marker in text), key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, inside))})", text) if inside else [text]
     return joined(*(marker_rule(piece, specials) for piece in pieces if piece))
 
 
 def joined(*rules: str) -> str:
-    """Return the rule for several rules in a row; an empty one stands for no text."""
+    """Return the rule for the texts of several rules in a row. An empty rule stands for no text."""
     return " ".join(filter(None, rules))
 
 
 def tags_in(*texts: str) -> tuple[str, ...]:
-    """Return the tags in texts, each of which may be a single token."""
+    """Return the tags in texts, such as `<tool_call>`. Each tag may be a single token."""
     return tuple(dict.fromkeys(tag for text in texts for tag in re.findall(r"<[^<>\s]+>", text)))
 
 
 def literal(text: str) -> str:
-    """Return the rule for a fixed text without markers; nothing for an empty text."""
+    """Return the rule for a fixed text without markers. Return "" for an empty text."""
     return json.dumps(text) if text else ""  # the grammar language has no empty literal
 
 
 def marker_rule(text: str, specials: Specials) -> str:
-    """Return the rule for a marker: its token if it is a single one, otherwise its text."""
+    """Return the rule for a marker: its token if it is a single token, otherwise its text."""
     token_id = specials.get(text)
     return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 

@@ -1,7 +1,7 @@
 """Write images and recordings into a conversation and into its prompt, for models that read them.
 
-Until the chat template has rendered the prompt, a marker stands for an image or a recording in texts. It is the text of a special token,
-which the chat template writes, too; no text of a client may contain it.
+Until the chat template has rendered the prompt, a marker stands for each image or recording in the texts of messages. The marker is the
+text of a special token, which the chat template writes, too. No text of a client may contain the marker.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Markers:
     """The texts that stand for an image or a recording in messages, prompts and errors."""
 
     marker: str
-    part: str  # type of a part in the content that a chat template reads
-    names: str  # what the markers stand for
+    part: str  # `type` of the part that stands for an image or a recording in the content that a chat template reads
+    names: str  # plural noun for what the markers stand for
     begin: str = ""  # text of the token that the tokenizer puts before every text; empty: there is none
 
 
@@ -45,8 +45,9 @@ class Senses:
 
     def filled(self, prompt: str, found: Sequence[Any]) -> tuple[str, list[Any]]:
         """Return a prompt with the tokens of images and recordings in place of their markers, and the images and recordings in the order of
-        the prompt. `found` has those of the messages. If the template does not write the token that the tokenizer puts before texts, add
-        it: LLaVA's template leaves this to transformers' processor. Raise ApiError if the prompt has another number of markers."""
+        the prompt. `found` has the images and recordings of the messages. If the template does not write the token that the tokenizer puts
+        before texts, add that token: LLaVA's template leaves this to transformers' processor. Raise ApiError if the prompt has more or
+        fewer markers than the messages have images and recordings."""
         pieces = self._pieces(prompt)
         marks = pieces[1::2]
         for sense in self.senses:
@@ -88,7 +89,7 @@ class Senses:
 
     def _check_count(self, sense: Sense, marks: Sequence[str], found: Sequence[Any]) -> None:
         """Raise ApiError unless the prompt has as many markers of a sense as the messages have images or recordings. `marks`: all markers
-        of the prompt; `found`: all files of the messages."""
+        of the prompt; `found`: all images and recordings of the messages."""
         markers, given = sense.markers, sum(isinstance(one, sense.reads) for one in found)
         if (written := marks.count(markers.marker)) != given:
             message = (

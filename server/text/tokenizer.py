@@ -46,12 +46,13 @@ class Tokenizer:
         tokenizer.json is missing, if a file is damaged or not understood, or if the chat template is broken."""
         found = TokenizerFiles(files)
         self._special_tokens = found.special_tokens()
-        # None: the model has no chat template. It is compiled while the vocabulary is read.
+        # None: the model has no chat template. Another process compiles the template while this one reads the vocabulary.
         self.chat_template: OutsideTemplate | None = _chat_template(found, self._special_tokens)
         read = _load_tokenizer(found)
         # vocab_size: the largest id plus 1; max_token_chars: length of the longest token
         self._tokenizer, self.vocab_size, self.max_token_chars = read.tokenizer, read.num_ids, read.max_chars
-        # The file may have truncation and padding of the training run. A server neither truncates nor pads a prompt unless asked.
+        # tokenizer.json may contain settings for truncation and padding from the training run. A server neither truncates nor pads a prompt
+        # unless asked.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
@@ -74,7 +75,8 @@ class Tokenizer:
         }
         decoder = self._tokenizer.decoder
         self._piece_bytes: Callable[[str], bytes] = _piece_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
-        # Sentencepiece's marks of spaces are in added tokens, too: Gemma adds runs of spaces. Other added tokens are written as texts.
+        # In SentencePiece, the character ▁ stands for a space in added tokens, too: Gemma adds runs of spaces. Other tokenizers have the
+        # text of an added token unchanged.
         self._added_bytes: Callable[[str], bytes] = _sentencepiece if self._piece_bytes is _sentencepiece else str.encode
         if self.chat_template is not None:
             with _broken_template():
@@ -89,7 +91,7 @@ class Tokenizer:
         return other
 
     def with_defaults(self, own: Defaults) -> Self:
-        """Return a copy of this tokenizer with defaults of which `own` win over those of the files. Raise ModelFilesError if `own` has a
+        """Return a copy of this tokenizer in which the defaults `own` win over those of the files. Raise ModelFilesError if `own` has a
         broken chat template."""
         with _broken_template():
             other = copy.copy(self) if own.template is None else self.with_template(own.template)
@@ -101,7 +103,8 @@ class Tokenizer:
         return self.encode_all([text], add_special_tokens)[0]
 
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """Return the tokens of several texts. Only the batch functions of the package release the GIL."""
+        """Return the tokens of several texts. This calls a batch function, because only these functions of the package `tokenizers` release
+        the GIL."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
 
     def count(self, text: str) -> int:
@@ -217,7 +220,8 @@ def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> 
 
 @contextmanager
 def _broken_template() -> Generator[None]:
-    """Raise a ModelFilesError in place of a TemplateError of the block, except TemplateUnavailable, which says nothing of the template."""
+    """Turn a TemplateError that the `with` block raises into a ModelFilesError. TemplateUnavailable passes unchanged, because it does not
+    mean that the template is broken."""
     try:
         yield
     except TemplateUnavailable:

@@ -41,7 +41,8 @@ class ModelFilesError(ValueError):
 
 
 def missing(why: str = "") -> ModelFilesError:
-    """Return the error of a folder without tokenizer.json. `why`: why the files that are there cannot replace it; empty: there are none."""
+    """Return the error of a folder without tokenizer.json. `why`: why the files that are there cannot replace tokenizer.json; empty: there
+    are no such files."""
     beside = f", and {why}" if why else ""
     return ModelFilesError(
         f"tokenizer.json is missing{beside}. Download it, or let transformers write it once: "
@@ -70,7 +71,7 @@ class _Vocabulary(msgspec.Struct):
     def id_of(self, text: str) -> int | None:
         """Return the id that the package `tokenizers` gives to the token with this text, or None if there is no such token. An added token
         has the id of the piece with its text, or else the next id after the number of pieces. The package ignores the id that the file
-        states for it."""
+        states for an added token."""
         vocab = self.model.vocab
         ids = vocab if isinstance(vocab, dict) else {piece: id for id, (piece, _) in enumerate(vocab)}
         if text in ids or not text:
@@ -110,8 +111,8 @@ class TokenizerFiles:
         return value
 
     def model_config(self) -> dict[str, Any]:
-        """Return the part of config.json that describes the language model: `text_config`, or else the whole. It is empty if there is no
-        such file."""
+        """Return the part of config.json that describes the language model: `text_config`, or else the whole file. Return an empty object
+        if there is no such file."""
         config = self.object("config.json")
         text_config = config.get("text_config")
         return text_config if isinstance(text_config, dict) else config
@@ -164,15 +165,16 @@ class TokenizerFiles:
 
 
 def read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the contents of those of the named files that are in a folder, by name. Raise ModelFilesError if one cannot be read, or if it
-    cannot be found out whether it is there."""
+    """Return the contents of the files `names` in a folder, by name, without missing files. Raise ModelFilesError if a file cannot be read,
+    or if it cannot be found out whether a file is there."""
     found = {name: read_file(folder / name) for name in names}
     return {name: content for name, content in found.items() if content is not None}
 
 
 def read_file(file: Path) -> bytes | None:
-    """Return the content of a file beside the weights, or None if there is none. Raise ModelFilesError if that cannot be found out, if the
-    file cannot be read or is too large, or if it only stands for the real one (such as a pointer of Git LFS)."""
+    """Return the content of a file beside the weights, or None if the file is missing. Raise ModelFilesError if it cannot be found out
+    whether the file is there, if the file cannot be read or is too large, or if it only stands for the real one (such as a pointer of Git
+    LFS)."""
     try:
         if not is_there(file):
             return None
@@ -201,7 +203,7 @@ def _listed(id: int | None) -> list[int]:
 
 
 def _ids(value: object, file: str) -> list[int]:
-    """Return the ids in a field `eos_token_id` of `file`, which is one id, a list or absent. Raise ModelFilesError if it is anything
+    """Return the ids in a field `eos_token_id` of `file`, which is one id, a list or absent. Raise ModelFilesError if `value` is anything
     else."""
     ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(id) is int and 0 <= id < 1 << 31 for id in ids):

@@ -1,8 +1,8 @@
 """Build the tokenizer of the package `tokenizers` from the content of tokenizer.json.
 
-The package itself reads a BPE model from JSON through two copies of the vocabulary and of its merges. From a dictionary and pairs it builds
-the same tokenizer sooner (docs/decisions/0178-starts-read-less.md). So this module reads them, and leaves to the package all files that
-have another model, or that are not exactly as the package writes them.
+To read a BPE model from JSON, the package makes two copies of the vocabulary and of the merges. From a dictionary and pairs, the package
+builds the same tokenizer sooner (docs/decisions/0178-starts-read-less.md). So this module reads the vocabulary and the merges itself. A
+file that has another model, or is not exactly as the package writes it, is left to the package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 EMPTY = msgspec.Raw(b'{"type":"BPE","vocab":{},"merges":[]}')
-VERSION = "#version"  # begins a text that the package skips among merges
+VERSION = "#version"  # the package skips a merge that begins with this text
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Read:
     """A tokenizer that was read."""
 
     tokenizer: tokenizers.Tokenizer
-    num_ids: int  # up to the largest id; ids may have gaps
+    num_ids: int  # the largest id plus 1; ids may have gaps
     max_chars: int  # length of the longest token
 
 
@@ -69,14 +69,14 @@ class _Added(msgspec.Struct, forbid_unknown_fields=True):
     special: bool
 
     def build(self) -> AddedToken:
-        """Return the token as the package has it."""
+        """Return the token as an object of the package."""
         flags = {name: getattr(self, name) for name in self.__struct_fields__[2:]}
         return AddedToken(self.content, **flags)
 
 
 class _Joined(Sequence[Any]):
     """Pairs that are written as texts like `a b`. Each pair is made when it is read, because 500,000 pairs would take 80 MB. The package
-    refuses what is no pair."""
+    refuses a text that is no pair."""
 
     def __init__(self, texts: list[str]) -> None:
         self._texts = texts
@@ -114,8 +114,8 @@ def _assembled(content: bytes) -> Read | None:
 
 
 def _merges_of(written: msgspec.Raw) -> Sequence[tuple[str, str]]:
-    """Return the pairs, which are written as pairs, or as texts in older files. Raise ValueError if they are neither, or if one is a
-    comment."""
+    """Return the merges as pairs. The file has them as pairs or, if it is older, as texts. Raise ValueError if they are neither, or if one
+    is a comment (VERSION)."""
     with suppress(msgspec.ValidationError):
         texts = msgspec.json.decode(written, type=list[str])
         if any(text.startswith(VERSION) for text in texts):
@@ -126,8 +126,8 @@ def _merges_of(written: msgspec.Raw) -> Sequence[tuple[str, str]]:
 
 def _require_prefix(prefix: str | None, merges: Iterable[Sequence[str]]) -> None:
     """Raise ValueError if the prefix of parts that continue a word is not ASCII, or if the right part of a merge lacks it. The package cuts
-    off as many bytes as the prefix has characters, whatever these bytes are. So it may cut a character in two, and then aborts the
-    process."""
+    off as many bytes of the right part as the prefix has characters, whatever these bytes are. So it may cut a character in two, and then
+    aborts the process."""
     if not prefix:
         return
     if not prefix.isascii():
@@ -137,8 +137,9 @@ def _require_prefix(prefix: str | None, merges: Iterable[Sequence[str]]) -> None
 
 
 def _require_joinable(content: bytes) -> None:
-    """Raise ValueError for merges that may abort the process in the package. The package joins the merges of a file before it has read the
-    rest, and those of each model that the file names. So the file must be JSON, and name each field once."""
+    """Raise ValueError for merges that may abort the process in the package. The package joins the parts of merges before it has read the
+    rest of a file. If the file names the field `model` twice, the package joins the merges of both. So the file must be JSON, and name each
+    field once."""
     model = _fields_of(_fields_of(content).get("model", EMPTY))
     try:
         found = msgspec.json.decode(msgspec.json.encode(model), type=_Joining)
@@ -169,8 +170,8 @@ def _read_by_package(content: bytes) -> Read:
 
 
 def _extent(tokenizer: tokenizers.Tokenizer) -> tuple[int, int]:
-    """Return the number of ids up to the largest one, and the length of the longest token. The vocabulary as a dictionary would take 40 MB
-    for a moment, and a fifth of the time of a load; it is needed only if the ids of the model have gaps."""
+    """Return the number of ids up to the largest one, and the length of the longest token. Make a dictionary of the vocabulary only if the
+    ids of the model have gaps, because it would take 40 MB for a moment, and a fifth of the time of a load."""
     added = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
     count, piece_of = tokenizer.get_vocab_size(with_added_tokens=False), tokenizer.model.id_to_token
     num_found, longest = 0, max(map(len, added.values()), default=1)

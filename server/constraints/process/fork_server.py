@@ -50,7 +50,8 @@ class ForkServer:
         is_open = True
         while is_open:
             ready = {fd for fd, _ in self._poll.poll()}
-            # Close sockets before new ones are received, because a closed descriptor's number may be reused at once.
+            # Kill the children of these sockets before others are closed or received: the number of a closed descriptor may be reused at
+            # once.
             for fd in ready - {wakened, self._control.fileno()}:
                 self._kill(fd)
             if self._control.fileno() in ready:
@@ -60,8 +61,8 @@ class ForkServer:
                 self._reap()
 
     def _receive(self) -> bool:
-        """Fork a child for the next socket. If no child can be forked, close the socket, which tells the other end. Return False if no more
-        sockets will come."""
+        """Fork a child for the next socket. If no child can be forked, close the socket, which tells the other end that the child is lost.
+        Return False if no more sockets will come."""
         try:
             message, fds, _, _ = socket.recv_fds(self._control, 1, 1)
         except OSError:

@@ -1,13 +1,14 @@
 """Translate GBNF, the EBNF of llama.cpp that vLLM and SGLang accept too, into Lark.
 
-llguidance has a translation of its own, of which only the parser is used. It makes terminals of rules such as `[a-z]+`, and a terminal
-takes as many characters as it can. Then `name "x"` matches nothing, because the name takes the x. Here each terminal is one character, so
-that every way to divide a text is tried, as llama.cpp does, except where one way is certain: see `terminals.py`. With 150,000 tokens, a
-mask takes 6 ms of processor time where characters are terminals, and otherwise 0.03 ms.
+llguidance has such a translation, too, but only its parser of GBNF is used. llguidance's translation makes terminals of rules such as `name
+::= [a-z]+`, and a terminal takes as many characters as it can. Then `name "x"` matches nothing, because the name takes the x. In the
+translation below, most terminals are one character, so that the parser tries every way to divide a text, as llama.cpp does. Only rules for
+which a single way is certain become terminals: see `terminals.py`. With a vocabulary of 150,000 tokens, a mask takes 6 ms of processor time
+where characters are terminals, and 0.03 ms where rules are terminals.
 
 Repetitions within repetitions are flattened: `(a*)*` becomes `a*`. Otherwise llguidance would try each way to divide a run of a's, and the
 number of these ways grows with the text. A rule that ends with itself becomes a repetition: `x ::= "a" x | "b"` becomes `"a"* "b"`.
-Otherwise a rule would end for each "a", all at the same place.
+Otherwise, at the end of the text, the parser would complete the rule once for each "a".
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def is_lark(grammar: str) -> bool:
 
 
 def lark_of_gbnf(grammar: str, beside: Bytes = NONE) -> str:
-    """Return a GBNF grammar as Lark. `beside` has the first bytes of what may come where the text of the grammar may begin. Raise an
+    """Return a GBNF grammar as Lark. `beside` has the first bytes of what else may come where the text of the grammar may begin. Raise an
     exception if the grammar is not valid."""
     rules = rules_of(grammar)
     return "\n".join(["%llguidance {}", *_written(rules, terminals_of(rules, beside))])
@@ -87,7 +88,8 @@ def _written(rules: Mapping[str, RuleNode], terminals: set[str]) -> Iterator[str
 
 
 def _reached(rules: Mapping[str, RuleNode], names: Collection[str], until: Collection[str] = ()) -> list[str]:
-    """Return the rules with these names, and all rules to which they refer, directly or through others, but none of `until`."""
+    """Return the rules with these names, and all rules to which they refer, directly or through other rules. Leave out the rules `until`,
+    and rules to which only those refer."""
     found, pending = dict[str, None](), list(names)
     while pending:
         name = pending.pop()
@@ -98,7 +100,7 @@ def _reached(rules: Mapping[str, RuleNode], names: Collection[str], until: Colle
 
 
 class _Repetition(RepetitionNode):
-    """A repetition that is written in parentheses within another one."""
+    """A repetition that is written in parentheses within another repetition."""
 
     def is_atomic(self) -> bool:
         return False
@@ -108,7 +110,7 @@ class _Flattener:
     """Flattens the repetitions of a grammar in place."""
 
     def __init__(self, rules: dict[str, RuleNode]) -> None:
-        """`rules` gets further rules."""
+        """The rules that flattening needs are added to `rules`."""
         self._rules = rules
         self._may_be_empty: set[str] = set()  # names of rules that match the empty text
         self._added: dict[tuple[int, ...], str] = {}  # by the identities of parts: the name of the rule that has them as alternatives
@@ -125,7 +127,8 @@ class _Flattener:
                 pending += users.get(name, ())
 
     def run(self) -> None:
-        """Flatten all rules. Rules share nodes with the rules that are added for their parts, so these are flattened with them."""
+        """Flatten all rules. The added rules share their nodes with the rules that were there before, so flattening those flattens the
+        added ones, too."""
         rules = list(self._rules.items())
         for name, rule in rules:
             rule.alternatives = _without_end(name, rule.alternatives)
@@ -162,19 +165,20 @@ class _Flattener:
         return _Repetition(node, least, most)
 
     def _one_of(self, parts: list[ASTNode]) -> ASTNode:
-        """Return a node that matches one of the parts. Parts may belong to another rule, even contain the repetition for which they are
-        wanted, so they become a rule."""
+        """Return a node that matches one of the parts. Several parts become a rule of their own, because a part may belong to another rule,
+        or may contain the repetition of these parts."""
         if len(parts) == 1 and isinstance(parts[0], LiteralNode | RegexNode | RuleRefNode):
             return parts[0]
         key = tuple(map(id, parts))
         if key not in self._added:
-            self._added[key] = name = f"parts/{len(self._rules)}"  # no name in GBNF has a slash, and a sequence has spaces
+            # No other node is printed like this: a name in GBNF has no slash, and a sequence such as `parts /1/` has spaces.
+            self._added[key] = name = f"parts/{len(self._rules)}"
             self._rules[name] = RuleNode(name, AlternativeNode(parts), "")
         return RuleRefNode(self._added[key])
 
     def _parts(self, node: ASTNode, seen: set[str]) -> list[ASTNode]:
-        """Return nodes, none of which matches the empty text. Their endless repetition, in any order, matches the same texts as that of
-        `node`. `seen`: names of the rules whose parts were returned already."""
+        """Return nodes, none of which matches the empty text. An endless repetition of these nodes, in any order, matches the same texts as
+        an endless repetition of `node`. `seen`: names of the rules whose parts were returned already."""
         match node:
             case AlternativeNode(nodes):
                 return [part for one in nodes for part in self._parts(one, seen)]
@@ -212,8 +216,8 @@ class _Flattener:
 
 
 def _without_end(name: str, body: ASTNode) -> ASTNode:
-    """Return the body of a rule that does not end with the rule itself: A | B R, the body of a rule R, becomes B* A. A body of another form
-    is returned as it is."""
+    """Return a body for the rule `name` that does not end with the rule itself: the body A | B R of a rule R becomes B* A. Return a body of
+    another form as it is."""
     if isinstance(body, RepetitionNode) and (body.min_times, body.max_times) == (0, 1):
         given = [*(body.node.alternatives if isinstance(body.node, AlternativeNode) else [body.node]), SequenceNode([])]
     else:
@@ -231,11 +235,11 @@ def _without_end(name: str, body: ASTNode) -> ASTNode:
 
 
 def _has_no_gaps(inner: RepetitionNode, least: int, most: int | None) -> bool:
-    """Return whether the repetition of `inner`, `least` to `most` times, is one repetition of what `inner` repeats: whether each number
-    between the smallest and the largest is possible. In `(a{2})*`, odd numbers are not."""
+    """Return whether the repetition of `inner`, `least` to `most` times, is the same as one repetition of the node that `inner` repeats:
+    whether every number of this node between the smallest and the largest is possible. In `(a{2})*`, odd numbers of `a` are not."""
     if inner.max_times is None:
         return least > 0 or inner.min_times <= 1
-    # between n and n + 1 times, nothing is left out; what holds for the smallest n holds for larger ones
+    # no number is left out between n and n + 1 times `inner`, for the smallest n and so for larger n
     return least == most or least * inner.max_times + 1 >= (least + 1) * inner.min_times
 
 

@@ -3,9 +3,9 @@
     worker ── zygote ── a process per grammar ── a process per sequence
 
 Constraints come from untrusted clients, and only the kernel can interrupt native code that computes a mask. So each grammar is compiled,
-and each sequence followed, in a process with limited CPU time and memory, which ends when it exceeds them. All are forks of the zygote:
-they share the tokenizer and the compiled grammar without a copy, and have one thread. Each process serves a socket, which is its standard
-input; the worker has the other end.
+and each sequence followed, in a process with limited CPU time and memory, which ends when it exceeds them. All these processes are forks of
+the zygote. So they share the tokenizer without a copy, and the processes of sequences share the compiled grammar. Each process has one
+thread. Each process serves a socket, which is its standard input; the worker has the other end.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ TIMER_SLACK_S = 0.01  # added to every timer, for its resolution and because a t
 
 
 def main(settings_fd: str, parent_pid: str) -> None:
-    """Run the zygote until the worker closes its socket. `settings_fd` is the number of a file with the settings and tokenizer.json."""
+    """Run the zygote until the worker closes its socket. `settings_fd` is the descriptor of a file with the settings and tokenizer.json."""
     die_with(int(parent_pid))
     generated_code.keep()
-    # When the zygote ends, the kernel hangs up its stopped descendants and lets them go on. Under nohup they would ignore the signal.
+    # When the zygote ends, the kernel sends SIGHUP and SIGCONT to its stopped descendants. SIGHUP must end them, so let it do so even if
+    # this process was started under nohup, which makes processes ignore it.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     tokenizer, settings = _read(Path(f"/proc/self/fd/{settings_fd}"))
     return_free_memory()
@@ -59,14 +60,14 @@ def main(settings_fd: str, parent_pid: str) -> None:
 
 
 def _read(file: Path) -> tuple[LLTokenizer | str, GrammarSettings]:
-    """Return the tokenizer, or why it cannot be used, and the settings."""
+    """Return the tokenizer, or an error message if it cannot be used, and the settings."""
     settings, tokenizer_json = msgspec.msgpack.decode(file.read_bytes(), type=tuple[GrammarSettings, bytes])
     return tokenizer_of(tokenizer_json, settings), settings
 
 
 def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: GrammarSettings) -> None:
-    """Compile the grammar of a socket. If it cannot be compiled, or if `tokenizer` is an error instead, answer with the error and return.
-    Otherwise answer that it is compiled, and fork a process for each sequence until the worker closes the socket."""
+    """Compile the grammar that arrives on a socket. If it cannot be compiled, or if `tokenizer` is an error message, answer with the error
+    and return. Otherwise answer that it is compiled, and fork a process for each sequence until the worker closes the socket."""
     source = msgspec.msgpack.decode(read_framed(sock), type=Source)
     timer = CpuTimer()
     timer.start(settings.compile_s)
@@ -84,8 +85,8 @@ def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: 
 
 
 def _compiled(tokenizer: LLTokenizer, source: Source, settings: GrammarSettings) -> tuple[LLMatcher, list[str]]:
-    """Compile a grammar. Return its matcher, and the faults of schemas that a lenient source was compiled without. Raise ValueError if it
-    is faulty or too large."""
+    """Compile a grammar. Return its matcher, and the faults of schemas that were weakened because the source is lenient. Raise ValueError
+    if the grammar is faulty or too large."""
     bounds = LLParserLimits(
         initial_lexer_fuel=settings.initial_fuel,
         max_grammar_size=settings.grammar_size,
@@ -157,7 +158,7 @@ class _Meter:
         self._began_s = time.process_time()
 
     def count(self, num_tokens: int) -> None:
-        """Charge the CPU time since the start or the last count, in which `num_tokens` tokens were computed."""
+        """Charge the CPU time since the last `start` or `count`, in which `num_tokens` tokens were processed."""
         now_s = time.process_time()
         self.took_s, self._began_s = now_s - self._began_s, now_s
         self._left_s -= max(self.took_s - num_tokens * self._settings.slow_s, 0.0)

@@ -37,7 +37,7 @@ class ProcessSocket:
     """A socket to a process. When the last reference to this object is gone, the socket is closed, which ends the process."""
 
     def __init__(self, sock: socket.socket, parent: ProcessSocket | None = None, vocab_size: int = 0) -> None:
-        """`parent` is the socket to the process that forks this one. `vocab_size` decides the size of masks."""
+        """`parent` is the socket to the process that forks the process at the other end. `vocab_size` decides the size of masks."""
         self.answer = Answer.ENDED
         self.number = 0  # the number in the last answer: see `Answer`
         self.took_s = 0.0  # CPU time that the last answer took
@@ -74,7 +74,7 @@ class ProcessSocket:
     @property
     def is_stalled(self) -> bool:
         """True if the process that owes an answer is stopped, stuck or gone. Before the process has started, its parent is checked instead.
-        Reading this property checks the process, at most every LOOK_S."""
+        Reading this property checks the process, at most once in LOOK_S."""
         return self._stall.look(self.pid or (self._parent.pid if self._parent is not None else None))
 
     def send(self, data: bytes) -> None:
@@ -84,16 +84,17 @@ class ProcessSocket:
         self._flush()
 
     def open_child(self, vocab_size: int = 0) -> Self:
-        """Return a socket to a new child of this process. If the process cannot be reached, the new socket receives `ENDED` at once. Raise
-        OSError if this process has no free descriptors now."""
+        """Return a socket to a new child of the process at the other end. If that process cannot be reached, the new socket receives
+        `ENDED` at once. Raise OSError if the calling process has no free descriptors now."""
         near, far = socket.socketpair()
         with far, suppress(OSError):
             socket.send_fds(self._sock, [b"\0"], [far.fileno()], socket.MSG_DONTWAIT)
         return type(self)(near, self, vocab_size)
 
     def receive(self, patience_s: float) -> bool:
-        """Receive the next answer into `answer`, `number` and the payload, and return True. Return False if none comes within `patience_s`.
-        `BORN` only sets `pid`: the answer after it is awaited. `ENDED`, which also stands for a lost connection, is the last answer."""
+        """Receive the next answer into `answer`, `number` and the payload, and return True. Return False if no answer comes within
+        `patience_s`. `BORN` only sets `pid`: the answer after it is awaited. `ENDED`, which also stands for a lost connection, is the last
+        answer."""
         end_s = time.monotonic() + patience_s
         while True:
             self._flush()
@@ -112,7 +113,7 @@ class ProcessSocket:
                 self.pid = self.number
 
     def error(self, settings: GrammarSettings) -> ConstraintError | None:
-        """Return the error that the last answer means, or None if it means none."""
+        """Return the error that the last answer reports, or None if it reports none."""
         match self.answer:
             case Answer.ERROR:
                 return ConstraintError(self.text)
@@ -139,7 +140,7 @@ class ProcessSocket:
         return bytes(self._buffer[ANSWER.size : ANSWER.size + self._num_payload])
 
     def _flush(self) -> None:
-        """Send what the socket accepts."""
+        """Send as many of the unsent bytes as the socket accepts."""
         with suppress(OSError):  # the socket is full or closed; `receive` finds out which
             while self._unsent:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
@@ -164,13 +165,13 @@ class ProcessSocket:
 
 
 class _Stall:
-    """Detects a stalled process by counting checks, not seconds: seconds would also pass while the whole machine stands still."""
+    """Detects a stalled process by counting checks, not seconds: seconds would also pass while the whole machine is suspended."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Begin anew: a question was sent."""
+        """Start to count again, because a question was sent."""
         self._looked_s = time.monotonic()
         self._num_idle = 0
         self._seen: tuple[int, str] | None = None

@@ -15,8 +15,8 @@ from server.messages import ConstraintKind
 
 # The beginning of a rule for calls, which may come in place of the answer: see `or_calls` in server/text/grammar.py.
 CALLS = re.compile(r"(?m)^calls: ")
-# The text that opens thoughts which may precede the answer, unless a token opens them: see `Thoughts.before` in
-# server/text/dialects/thoughts.py.
+# The beginning of a head in which thoughts may precede the answer, up to the text that opens them. If a single token opens them, nothing
+# matches: see `Thoughts.before` in server/text/dialects/thoughts.py.
 OPENING = re.compile(r'start: \(("(?:[^"\\]|\\.)+")')
 SCHEMA = re.compile(r"(?m)^(\w+: %json )(\{.*\})$")  # a rule that is a schema, as the dialects write it
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
@@ -40,8 +40,9 @@ def grammar_of(source: Source) -> str:
 
 
 def without_faults(lark: str, fault_of: Callable[[str], str]) -> tuple[str, list[str]]:
-    """Return a Lark grammar in which each rule that is a schema with a fault allows any value of the type that the schema names, or any
-    value if it names no type. Return the faults, too. `fault_of` returns why a schema cannot be compiled, or an empty text if it can be."""
+    """Return a Lark grammar in which schemas with a fault are weakened, and return the faults. A weakened schema allows any value of the
+    type that it names, or any value if it names no type. `fault_of` returns why a schema cannot be compiled, or an empty text if it can
+    be."""
     faults: list[str] = []
 
     def weakened(found: re.Match[str]) -> str:
@@ -65,8 +66,9 @@ def _names_types(value: object) -> bool:
 
 
 def _beside(head: str) -> Bytes:
-    """Return the first bytes of what a head allows where the answer may begin: calls, which may begin with any bytes, or the text that
-    opens thoughts, and the line breaks behind thoughts."""
+    """Return the first bytes of what a head allows, besides the answer, where the answer may begin. If the head allows calls, return all
+    bytes, because a call may begin with any byte. Otherwise return the first bytes of line breaks, which may follow thoughts, and of the
+    text that opens thoughts."""
     if CALLS.search(head):
         return ALL
     found = OPENING.match(head)
@@ -75,8 +77,8 @@ def _beside(head: str) -> Bytes:
 
 
 def _answer_of(kind: ConstraintKind, source: str, beside: Bytes) -> str:
-    """Return the rule `answer`, to which a head refers. A client's grammar is nested in it, so that its rules may have any names. `beside`
-    has the first bytes of what the head allows where the answer may begin."""
+    """Return the rule `answer`, to which a head refers. A client's grammar is nested in this rule, so that the rules of the grammar may
+    have any names. `beside` has the first bytes of what the head allows, besides the answer, where the answer may begin."""
     match kind:
         case ConstraintKind.JSON_SCHEMA:
             return f"answer: %json {_schema(source)}"
@@ -89,12 +91,12 @@ def _answer_of(kind: ConstraintKind, source: str, beside: Bytes) -> str:
 
 
 def _lark(source: str, beside: Bytes = NONE) -> str:
-    """Return a grammar as Lark; GBNF is translated. Raise ValueError if it is neither."""
+    """Return a grammar as Lark; GBNF is translated. Raise ValueError if the grammar is neither Lark nor GBNF."""
     if is_lark(source):
         return source
     try:
         return lark_of_gbnf(source, beside)
-    except MemoryError:  # the tree is too large, which says nothing about the syntax
+    except MemoryError:  # the syntax tree exceeds the memory limit, but the syntax may be right
         raise
     except RecursionError:
         raise ValueError("the grammar nests too deeply to be read; write inner parts as rules of their own") from None
@@ -109,7 +111,7 @@ def _without_ends(expression: str) -> str:
 
 
 def _schema(source: str) -> str:
-    """Return a JSON schema. Raise ValueError if it is no object."""
+    """Return a JSON schema. Raise ValueError if the schema is not a JSON object."""
     if not isinstance(_parsed(source), dict):
         raise ValueError(f"the schema is {source[:80]}, expected a JSON object")
     return source

@@ -2,14 +2,14 @@
 parser.
 
 A terminal takes as many characters as it can, and never gives one back. So a rule that does not contain itself becomes a terminal only if
-the grammar still allows the same texts:
+the grammar still allows the same texts, which two conditions ensure:
 
 - No other terminal begins with the same byte, so the first byte decides which terminal is read.
 - A text of the rule never stands before a character that would continue it to a longer text of the rule. For example, a text in quotes ends
-  at the second quote, whatever follows. But `[a-z]+` must not stand before a letter. Nothing stands behind the whole grammar, so it may be
-  a terminal in any case.
+  at the second quote, whatever follows. But `[a-z]+` must not stand before a letter. No text follows the whole grammar, so the rule `root`
+  always fulfils this condition.
 
-A character is represented by the first byte of its UTF-8 encoding. So some rules that could be terminals are not recognised.
+Of a character, only the first byte of its UTF-8 encoding is considered. So some rules that could be terminals are not recognised.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ NONE: Bytes = frozenset()
 ALL: Bytes = frozenset(range(256))
 LAST_CODE = 0x10FFFF
 MOST_ROUNDS = 50  # after so many rounds of rejections, no rule becomes a terminal
-# Limits on the steps in which the expression of a rule is examined, on those of all rules together, and on how deep the expression is.
+# Limits on the steps in which the expression of one rule is examined, on the steps for all rules together, and on the depth of an
+# expression.
 MOST_STEPS, MOST_STEPS_TOGETHER, MOST_LEVELS = 20_000, 100_000, 50
 
 
@@ -41,7 +42,7 @@ class Characters(RegexNode):
 
 
 def first_bytes(ranges: Iterable[tuple[int, int]], *, is_inverted: bool = False) -> Bytes:
-    """Return the first bytes of the characters in these ranges of code points, or of all other characters."""
+    """Return the first bytes of the characters in these ranges of code points or, if `is_inverted`, of all other characters."""
     pairs = sorted(ranges)
     if is_inverted:
         begin, others = 0, list[tuple[int, int]]()
@@ -68,7 +69,7 @@ def below(node: ASTNode) -> Iterator[ASTNode]:
 
 def terminals_of(rules: Rules, beside: Bytes = NONE) -> set[str]:
     """Return the names of the rules that become terminals. Every rule that is referred to must be defined. `beside` has the first bytes of
-    what may come where the text of the grammar may begin, such as the text that opens thoughts."""
+    what else may come where the text of the grammar may begin, such as the text that opens thoughts."""
     facts, crowded = _Facts(rules), set[str]()
     for _ in range(MOST_ROUNDS):
         characters, found = _outermost(rules, facts, crowded)
@@ -82,8 +83,9 @@ def terminals_of(rules: Rules, beside: Bytes = NONE) -> set[str]:
 
 
 def _outermost(rules: Rules, facts: _Facts, crowded: set[str]) -> tuple[Bytes, set[str]]:
-    """Return the rules that may be terminals, except the `crowded` ones, and that the grammar reads outside of other such rules. First,
-    return the first bytes of all characters that it reads outside of them."""
+    """Return two sets: the first bytes of all characters that the grammar reads outside of terminals, and its terminals, which are the
+    outermost rules that may be terminals. The rules `crowded` must not be terminals, because another terminal or character begins with the
+    same byte."""
     characters, found, reached, pending = set[int](), set[str](), {ROOT}, [ROOT]
     while pending:
         if (name := pending.pop()) not in crowded and facts.may_be_terminal(name):
@@ -133,7 +135,8 @@ class _Facts:
 
     def may_be_terminal(self, name: str) -> bool:
         """Return whether a rule contains no rule that contains itself, and no text of the rule stands before a character that would
-        continue it. Return False if that is not certain, and for a rule that matches the empty text, unless it is the whole grammar."""
+        continue it to a longer one. Return False if that is not certain, and for a rule that matches the empty text, unless it is the whole
+        grammar."""
         if name not in self._answers:
             self._answers[name] = name in self._regular and self._ends_by_itself(name)
         return self._answers[name]
@@ -166,7 +169,8 @@ class _Facts:
         return True
 
     def _add_first(self, name: str) -> bool:
-        """Add what is known by now about the beginnings of a rule. Return whether that is more than before."""
+        """Add to the facts which bytes begin the texts of a rule, and whether the rule matches the empty text, as far as is known. Return
+        whether this adds anything."""
         body, before = self._rules[name].alternatives, (self.first[name], name in self._may_be_empty)
         self.first[name] |= self._first(body)
         if self._is_empty(body):
@@ -174,7 +178,7 @@ class _Facts:
         return before != (self.first[name], name in self._may_be_empty)
 
     def _add_after_rules(self, name: str) -> bool:
-        """Add what may follow the rules to which a rule refers. Return whether that is more than before."""
+        """Add the bytes that may follow the rules to which a rule refers. Return whether this adds any."""
         self._has_grown = False
         self._add_after(self._rules[name].alternatives, self._after[name])
         return self._has_grown
@@ -213,7 +217,7 @@ class _Facts:
                 return False
 
     def _add_after(self, node: ASTNode, after: Bytes) -> None:
-        """Add to the rules below a node the bytes that may follow them, if `after` may follow the node."""
+        """Add to the rules below a node the bytes that may follow them, if the bytes `after` may follow the node."""
         match node:
             case RuleRefNode(name):
                 self._has_grown |= not after <= self._after[name]
@@ -245,15 +249,16 @@ class _TooLarge(Exception):
 
 
 class _Expression:
-    """The expression of a regular rule. A place is a character or class in it, where the rules that it refers to, and the least number of
-    repetitions, are written out. More repetitions than these count as endless."""
+    """The expression of a regular rule, which contains no rule that contains itself. Rules to which it refers are written out in the
+    expression. Each repetition is written out as often as it must occur; if it may occur more often, it counts as endless. A place is a
+    character, or a class of characters, in this expression."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._level = 0
         self.num_steps = 0
-        self.bytes: list[Bytes] = []  # of each place: the first bytes of its characters
-        self.next: list[set[int]] = []  # of each place: the places of the characters that may follow
+        self.bytes: list[Bytes] = []  # by place: the first bytes of its characters
+        self.next: list[set[int]] = []  # by place: the places of the characters that may follow
 
     def add(self, node: ASTNode) -> _Part:
         """Add a node. Raise _TooLarge if the expression exceeds a limit."""
@@ -309,7 +314,7 @@ class _Expression:
     def continuing(self, whole: _Part) -> Bytes:
         """Return the first bytes of the characters that continue a text of the expression `whole` to a longer one. A text may lead to
         several places. Raise _TooLarge if the expression exceeds a limit."""
-        # Whether a text may end here, and the places of its next character.
+        # A start is reached by reading a text: whether the text may end there, and the places of its next character.
         found, starts = set[int](), [(False, whole.begins)]
         known = set(starts)
         while starts:

@@ -9,8 +9,9 @@ from server.constraints.process.wire import GrammarSettings
 
 
 def tokenizer_of(tokenizer_json: bytes, settings: GrammarSettings) -> LLTokenizer | str:
-    """Return the tokenizer, or an error message if it cannot be used. The tokenizer gets the model's number of tokens. If that is refused,
-    it keeps its own number: vision models have tokens for images, for which some decoders have no embedding."""
+    """Return the tokenizer, or an error message if it cannot be used. The tokenizer gets the model's number of tokens. If llguidance
+    refuses this number, the tokenizer keeps its own: some vision models have tokens for images, for which their decoder has no
+    embedding."""
     fault = ""
     for n_vocab in (settings.vocab_size, None):
         try:
@@ -21,6 +22,6 @@ def tokenizer_of(tokenizer_json: bytes, settings: GrammarSettings) -> LLTokenize
 
 
 def untruncated(tokenizer_json: bytes) -> bytes:
-    """Return the content of tokenizer.json without the truncation and the padding of the training run."""
+    """Return the content of tokenizer.json without its settings for truncation and padding, which come from the training run."""
     fields = msgspec.json.decode(tokenizer_json, type=dict[str, msgspec.Raw])
     return msgspec.json.encode({name: value for name, value in fields.items() if name not in ("truncation", "padding")})

@@ -13,9 +13,9 @@ from enum import IntEnum
 import msgspec
 
 QUESTION = struct.Struct("<BxxxI")  # Question, number of token ids that follow
-# Answer, the number explained beside it in Answer, CPU seconds that the question took, number of bytes that follow
+# kind of answer, the number that `Answer` explains for this kind, CPU seconds that the question took, number of bytes that follow
 ANSWER = struct.Struct("<BxxxIfI")
-MAX_TEXT_BYTES = 4096  # largest payload of an answer that is not a mask
+MAX_TEXT_BYTES = 4096  # most bytes in the payload of an answer that is not a mask
 
 
 class Question(IntEnum):
@@ -64,7 +64,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def num_mask_words(vocab_size: int) -> int:
-    """Return the number of words of a mask, which have 32 bits."""
+    """Return the number of 32-bit words of a mask."""
     return -(-vocab_size // 32)
 
 
@@ -98,12 +98,12 @@ def framed(text: bytes) -> bytes:
 
 
 def read_framed(sock: socket.socket) -> bytes:
-    """Read a text with its length before it. Raise ConnectionError if the other end was closed before that."""
+    """Read a text with its length before it. Raise ConnectionError if the other end was closed before the end of the text."""
     return _read(sock, int.from_bytes(_read(sock, 8), "little"))
 
 
 def _read(sock: socket.socket, num_bytes: int) -> bytes:
-    """Read `num_bytes`. Raise ConnectionError if the other end was closed before that."""
+    """Read `num_bytes` bytes. Raise ConnectionError if the other end was closed before these bytes were sent."""
     found = bytearray()
     while len(found) < num_bytes:
         more = sock.recv(num_bytes - len(found))

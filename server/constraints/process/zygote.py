@@ -27,11 +27,11 @@ class Zygote:
     """The zygote of one model, from which the processes of its grammars are forked."""
 
     def __init__(self, settings: GrammarSettings, read_tokenizer: Callable[[], bytes]) -> None:
-        """`read_tokenizer` returns the content of tokenizer.json. Another thread calls it when the zygote is started first, and again only
-        if it has failed."""
+        """`read_tokenizer` returns the content of tokenizer.json. A separate thread calls `read_tokenizer` when it first starts the zygote.
+        If the call fails, later starts repeat it."""
         self._settings = settings
         self._read_tokenizer: Callable[[], bytes] | None = read_tokenizer  # None: it has been read
-        self._tokenizer_json: bytes | None = None  # read and not written yet
+        self._tokenizer_json: bytes | None = None  # tokenizer.json that has been read, but not yet written to `_settings_fd`
         self._settings_fd = os.memfd_create("constraint-settings")  # holds the settings and tokenizer.json, for every start
         # Starting a process takes milliseconds, so a thread does it. The thread lives on, because the kernel ends the zygote when the
         # thread that started it ends.
@@ -89,7 +89,8 @@ class Zygote:
             own.pid = self._process.pid
 
     def _provide_tokenizer(self) -> None:
-        """Read the tokenizer, which is possible once, and write it for the processes. If writing fails, keep it for the next start."""
+        """Read the tokenizer, unless an earlier start has read it, and write it into the file that processes read. If writing fails, keep
+        it for the next start."""
         if self._read_tokenizer is not None:
             self._tokenizer_json, self._read_tokenizer = self._read_tokenizer(), None
         if self._tokenizer_json is not None:

@@ -76,7 +76,8 @@ class BlockParser:
         return self._max_calls is not None and self.num_calls >= self._max_calls
 
     def push(self, text: str) -> list[Part]:
-        """Read more text: separate thoughts from content, and let each reader find calls in the content that the one before has left."""
+        """Read more text: separate thoughts from content, and let each reader find calls in the content that the reader before it has
+        left."""
         parts: list[Part] = [Content(text)] if self._splitter is None else self._splitter.push(text)
         for reader in self._readers:
             parts = _read_by(reader, parts)
@@ -108,8 +109,8 @@ class BlockParser:
 
 
 def _read_by(reader: CallParser, parts: list[Part]) -> list[Part]:
-    """Return `parts`, in which a reader has replaced content by calls and other content. Text that it holds back comes before a call that
-    another reader has found."""
+    """Return `parts`, in which a reader has replaced content by calls and other content. Text that the reader holds back is put before a
+    call that another reader has found."""
     found: list[Part] = []
     for part in parts:
         match part:

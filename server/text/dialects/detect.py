@@ -19,14 +19,14 @@ from server.text.templates.errors import TemplateLimitError, TemplateUnavailable
 PROPERTIES = {"place": {"type": "string"}, "count": {"type": "integer"}}
 PROBED = {"probe_first": {"place": "Oslo", "count": 3}, "probe_second": {"place": "Rome", "count": 5}}
 TOOLS = [ToolSchema(name, {"type": "object", "properties": PROPERTIES}) for name in PROBED]
-IDS = ("call{number:05}", "functions.{name}:{number}")  # as Mistral and Kimi write them
+IDS = ("call{number:05}", "functions.{name}:{number}")  # forms of call ids, as Mistral and Kimi write them
 DEFAULT = "json"  # name of the format if no other is found
 ASKED: dict[str, object] = {"role": "user", "content": "probe"}
 
 
 def usable(template: ChatTemplate | None) -> ChatTemplate | None:
-    """Return the template, or None if it exceeds a limit even for one message. Other requests would exceed it, too, and each further
-    probe would take as long as the limit allows. Raise TemplateUnavailable as `probed` does."""
+    """Return the template, or None if rendering exceeds a limit even for one message. Rendering other requests would exceed the limit, too,
+    and each further probe would take as long as the limit allows. Raise TemplateUnavailable as `probed` does."""
     try:
         if template is not None:
             template.render([ASKED])
@@ -34,14 +34,14 @@ def usable(template: ChatTemplate | None) -> ChatTemplate | None:
         raise
     except TemplateLimitError:
         return None
-    except Exception:  # a template may raise any exception, and take another message
+    except Exception:  # a template may raise any exception, and still accept another message
         return template
     return template
 
 
 def detected(tokenizer: Tokenizer, template: ChatTemplate | None) -> tuple[Format, bool]:
-    """Return the format in which `template` writes calls, and True. If it writes none that a format reads, or if it is None, return a
-    format whose markers are tokens of the model, or else the format DEFAULT, and False. If the model has no chat template, return DEFAULT
+    """Return the format in which `template` writes calls, and True. If the template writes no calls that a format reads, or is None, return
+    a format whose markers are tokens of the model, or else the format DEFAULT, and False. If the model has no chat template, return DEFAULT
     and False."""
     written = None if template is None else _written_by(template)
     if written is not None:
@@ -59,9 +59,9 @@ def _in_vocabulary(tokenizer: Tokenizer) -> Format | None:
 
 
 def probed(template: ChatTemplate | None, messages: Sequence[dict[str, object]], **options: Any) -> str | None:
-    """Return the prompt that the template makes of a probe, or None if there is no template, or if the template fails, with the limits of
-    requests: a probe fails on a slow machine only if requests do. Raise TemplateUnavailable if no process could render it: what a model is
-    taken for must not depend on the load of the machine."""
+    """Return the prompt that the template renders from `messages`, a probe, or None if there is no template, or if the template fails. A
+    probe has the limits of requests, so it fails on a slow machine only if requests fail, too. Raise TemplateUnavailable if no process
+    could render the probe: the dialect of a model must not depend on the load of the machine."""
     try:
         return None if template is None else template.render(messages, **options)
     except TemplateUnavailable:
@@ -105,8 +105,9 @@ def _written_by(template: ChatTemplate) -> Format | None:
 
 def _answers(template: ChatTemplate, names: Sequence[str], ids: str) -> list[str]:
     """Return what the template writes for an assistant's message with calls, from two places on: after the generation prompt, and after the
-    user's message. A generation prompt that opens thoughts may share the beginning of a marker with the calls, which the first text then
-    lacks. The list is empty if the template refuses the message: then it writes no calls. Raise TemplateUnavailable as `probed` does."""
+    user's message. A generation prompt that opens thoughts may share the beginning of a marker with the calls; the first text then lacks
+    this beginning. The list is empty if the template refuses the message, and so writes no calls. Raise TemplateUnavailable as `probed`
+    does."""
     functions = [{"name": name, "description": name, "parameters": tool.parameters} for name, tool in zip(PROBED, TOOLS, strict=True)]
     tools: list[dict[str, object]] = [{"type": "function", "function": function} for function in functions]
     calls = [
@@ -122,7 +123,7 @@ def _answers(template: ChatTemplate, names: Sequence[str], ids: str) -> list[str
 
 
 def _num_shared(text: str, other: str) -> int:
-    """Return the length of the longest common prefix, in characters."""
+    """Return the length of the longest common prefix of two texts, in characters."""
     return next((at for at, (one, two) in enumerate(zip(text, other, strict=False)) if one != two), min(len(text), len(other)))
 
 

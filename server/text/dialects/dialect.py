@@ -1,5 +1,5 @@
 """A model's dialect: the format in which it writes calls and thoughts, with the ids of the markers in its vocabulary, and how it reads
-fill-in-the-middle prompts. It is detected when the model is loaded."""
+fill-in-the-middle prompts. The dialect is detected when the model is loaded."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Dialect:
     format: Format
     thoughts: Thoughts | None  # None: the format has no block of thoughts
     thinks: bool  # answers may contain thoughts
-    shown: Mapping[int, bytes]  # markers that are single tokens, by id: a parser needs their text even if they are special tokens
+    shown: Mapping[int, bytes]  # markers that are single tokens, by id: the parser gets their text even if they are special tokens
     infill: Infill | None = None
-    plain_calls: PlainCalls | None = None  # None: no calls are written as plain JSON
-    thought_bounds: Bounds | None = None  # the tokens around thoughts; None: no single token ends them, so they have no budget
-    reads_effort: bool = False  # the chat template tells the model the effort of a request
+    plain_calls: PlainCalls | None = None  # beginnings of calls in plain JSON; None: such calls are not expected
+    thought_bounds: Bounds | None = None  # the tokens around thoughts; None: no such tokens are known, so thoughts have no budget
+    reads_effort: bool = False  # the chat template tells the model the reasoning effort of a request
     reads_tools: bool = True  # the chat template shows the model the tools of a request
     writes_calls: bool = True  # the chat template writes the calls of earlier turns
-    has_system: bool = True  # the chat template writes a system message; true without an examination if it shows tools
+    has_system: bool = True  # the chat template writes a system message; true without an examination if the template shows tools
     has_system_with_audio: bool = True  # the chat template writes a system message also in a conversation with audio
     history_fault: str = ""  # how the template's text of earlier calls differs from what the model wrote; "": it does not
 
@@ -72,9 +72,9 @@ class Dialect:
         thinking: bool = False,
         split_reasoning: bool = True,
     ) -> AnswerRules:
-        """Return how an answer is parsed. `tools`: those whose calls are parsed; empty: none are. `max_calls`: most calls; None: any
-        number. `demanded`: the answer must be calls. `thinking`: the prompt has opened a block of thoughts. `split_reasoning`: thoughts
-        become parts of their own, otherwise they are content."""
+        """Return how an answer is parsed. `tools`: the tools whose calls are parsed; empty: no calls are parsed. `max_calls`: the most
+        calls that are parsed; None: any number. `demanded`: the answer must be calls. `thinking`: the prompt has opened a block of
+        thoughts. `split_reasoning`: thoughts become parts of their own, otherwise they are content."""
         splits = split_reasoning and (self.thinks or thinking)
         return AnswerRules(self.format, self.thoughts, thinking, splits, tools, max_calls, demanded)
 
@@ -84,21 +84,22 @@ class Dialect:
         return self.format.forced_calls(tools, self.specials, several=several)
 
     def framed(self, constraint: Constraint, *, thinking: bool, is_call: bool, calls: Constraint | None = None) -> Constraint:
-        """Return `constraint` preceded by the thoughts that the model may write, or is already writing (`thinking`). `is_call`: the answer
-        that `constraint` describes is calls. `calls`: the constraint on calls that the model may write instead; None: it may write none."""
+        """Return `constraint` preceded by the thoughts that the model may write, or is already writing (`thinking`). `is_call`:
+        `constraint` describes calls. `calls`: the constraint for calls that the model may write instead of the answer; None: there are no
+        such calls."""
         thoughts = self.thoughts if thinking or self.thinks else None
         return self.format.framed(constraint, self.specials, thoughts, thinking=thinking, is_call=is_call, calls=calls)
 
     @property
     def announces_calls(self) -> bool:
-        """Whether each call begins with a marker, so that the first token tells it from JSON."""
+        """Whether each call begins with a marker, so that the first token distinguishes a call from an answer in JSON."""
         calls = self.format.call_syntax
         return calls is None or (calls.announces and not calls.bare)
 
     def trigger(self, names: Sequence[str], tokenizer: Tokenizer, *, splits: bool, thinking: bool) -> Trigger | None:
-        """Return what opens a call of one of the names: the token that opens all calls, with the tokens that may follow it, and the
-        beginnings of calls in plain JSON. Return None if neither is known, if the format has no call syntax (harmony), or if thoughts are
-        separated from the answer (`splits`) and no special tokens mark them."""
+        """Return the trigger for calls of the tools `names`: the token that opens all calls, with the tokens that may follow it, and the
+        beginnings of calls in plain JSON. Return None if there is neither such a token nor such a beginning, if the format has no call
+        syntax (harmony), or if thoughts are separated from the answer (`splits`) and no special tokens mark them."""
         calls, specials, thought_ids = self.format.call_syntax, self.specials, self.thought_ids if splits else None
         if calls is None or (splits and thought_ids is None):
             return None
@@ -119,9 +120,10 @@ class Dialect:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
-        """Return the dialect of a model. Settings that are not None win. Otherwise `detected` says the format, and the model thinks if the
-        format has no block of thoughts (harmony) or the vocabulary has tokens for one. Raise ValueError if the setting `tool_parser` names
-        no format, and TemplateUnavailable if no process could render the template."""
+        """Return the dialect of a model. The settings `tool_parser` and `thinks` win if they are not None. Otherwise `detected` finds the
+        format, and the model thinks if the format has no block of thoughts (harmony) or the vocabulary has tokens for the markers of such a
+        block. Raise ValueError if the setting `tool_parser` names no format, and TemplateUnavailable if no process could render the
+        template."""
         if tool_parser is not None and tool_parser not in FORMATS:
             raise ValueError(f"tool parser {tool_parser!r} is unknown; known are: {', '.join(FORMATS)}")
         template = usable(tokenizer.chat_template)

@@ -1,7 +1,7 @@
-"""What the server asks of a format, in which a model writes its thoughts, calls and content.
+"""Define the interface of formats, in which models write thoughts, calls and content.
 
-Format            a whole answer: its parser, and the constraints that hold it to calls or to a schema
-  BlockFormat       a think block, then text and calls: blocks.py. Its calls are written in a `CallSyntax` (calls/syntax.py)
+Format            a whole answer: its parser, and its constraints
+  BlockFormat       a think block, then text and calls: blocks.py. The calls are written in a `CallSyntax` (calls/syntax.py)
   Harmony           messages in several channels: formats/harmony.py
 Dialect           a format with the ids of its markers in one model's vocabulary: dialect.py
 """
@@ -43,7 +43,7 @@ class AnswerRules:
 
 class AnswerParser(CallParser, Protocol):
     """Finds the parts of an answer. However the stream is cut into pieces, the parts are the same; only the text of a part may come in
-    different pieces. It is `done` also once the answer has ended."""
+    different pieces. `done` is also True once the answer has ended by itself."""
 
     @property
     def reasons(self) -> bool:
@@ -56,8 +56,8 @@ class Format(ABC):
     """How a model writes whole answers."""
 
     name: str
-    aliases: tuple[str, ...] = ()  # other names that the setting `tool_parser` takes, such as those of other engines' parsers
-    thoughts: tuple[Thoughts, ...] = (THINK,)  # markers between which a model may write thoughts; the first are the usual ones
+    aliases: tuple[str, ...] = ()  # other names that the setting `tool_parser` accepts, such as the names of other engines' parsers
+    thoughts: tuple[Thoughts, ...] = (THINK,)  # pairs of markers between which a model may write thoughts; the first pair is the usual one
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class Format(ABC):
 
     @property
     def signs(self) -> tuple[str, ...]:
-        """Texts that distinguish the format from others which read the same calls."""
+        """Texts that distinguish the format from other formats whose parsers read the same calls."""
         return self.markers if self.call_syntax is None else self.call_syntax.signs
 
     @property
@@ -83,12 +83,13 @@ class Format(ABC):
 
     @abstractmethod
     def parser(self, rules: AnswerRules) -> AnswerParser:
-        """Return a parser for one answer. It follows `rules`."""
+        """Return a parser for one answer, which follows `rules`."""
         ...
 
     @abstractmethod
     def forced_calls(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
-        """Return the constraint for one call of any of `tools`. If `several`, allow more calls where the format has them."""
+        """Return the constraint for one call of any of `tools`. If `several`, allow more calls if the format has several calls in one
+        answer."""
         ...
 
     @abstractmethod
@@ -103,6 +104,6 @@ class Format(ABC):
         calls: Constraint | None = None,
     ) -> Constraint:
         """Return `constraint` preceded by the thoughts that the model may write, or is already writing (`thinking`). `thoughts` is None if
-        it writes none, or if the format has no block of thoughts. `is_call`: the answer that `constraint` describes is calls. `calls`: the
-        constraint on calls that the model may write instead; None: it may write none."""
+        the model writes none, or if the format has no block of thoughts. `is_call`: `constraint` describes calls. `calls`: the constraint
+        for calls that the model may write instead of the answer; None: there are no such calls."""
         ...

@@ -1,5 +1,5 @@
-"""Find out whether a chat template writes the calls of earlier turns with the tokens that the model wrote. Otherwise the prefix cache holds
-the next prompt only up to the first token that differs."""
+"""Find out whether a chat template writes the calls of earlier turns with the tokens that the model wrote. If it does not, the prefix cache
+holds the next prompt only up to the first token that differs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ RESULT = "probe result"
 
 
 def fault_of(tokenizer: Tokenizer) -> str:
-    """Return how the next turn's prompt differs from the earlier prompt followed by an answer with calls. Return "" if it repeats both, if
-    there is no chat template, or if the template refuses such answers."""
+    """Return how the next turn's prompt differs from the earlier prompt followed by an answer with calls. Return "" if the next prompt
+    repeats both, if there is no chat template, or if the template refuses such answers."""
     template = tokenizer.chat_template
     if template is None:
         return ""
@@ -49,7 +49,7 @@ def _fault(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> str:
 
 
 def _turn(text: str, ids: str) -> tuple[Message, list[Message]]:
-    """Return an answer with one call, and its result."""
+    """Return an answer with one call, and the result of the call."""
     name, arguments = next(iter(PROBED.items()))
     call_id = ids.format(number=0, name=name)
     call: dict[str, Any] = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -59,14 +59,15 @@ def _turn(text: str, ids: str) -> tuple[Message, list[Message]]:
 
 def _end_of_calls(answer: str) -> int:
     """Return the index after the value of the last argument, or the length of the answer if the value is not in it. The answer is compared
-    up to there, because what follows may belong to the end of the turn."""
+    up to this index, because the text after it may belong to the end of the turn."""
     last = str(next(reversed(next(iter(PROBED.values())).values())))
     at = answer.rfind(last)
     return len(answer) if at < 0 else at + len(last)
 
 
 def _rendered(template: ChatTemplate, messages: Sequence[Message], *, answers: bool) -> str | None:
-    """Return the prompt of a conversation, or None if the template refuses it. `answers`: it ends with the beginning of an answer."""
+    """Return the prompt of a conversation, or None if the template refuses it. `answers`: the prompt ends with the beginning of an
+    answer."""
     tools: list[dict[str, object]] = [
         {"type": "function", "function": {"name": tool.name, "description": tool.name, "parameters": tool.parameters}} for tool in TOOLS
     ]

@@ -1,5 +1,5 @@
-"""Handle thoughts that are one block at the beginning of an answer: define its markers, separate it from the rest, and put its grammar
-before a constraint."""
+"""Handle thoughts that are one block at the beginning of an answer: define the markers of the block, separate it from other text, and put
+its grammar before a constraint."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Thoughts:
 
     def before(self, constraint: Constraint, specials: Specials, *, open_already: bool) -> Constraint:
         """Return `constraint` with thoughts allowed before the answer: an optional block or, if `open_already`, the rest of the block that
-        the prompt has opened. At most two line ends may follow the block, because a small model would write them for ever rather than an
-        answer that it did not choose."""
+        the prompt has opened. At most two line ends may follow the block, because a small model would write line ends for ever rather than
+        an answer that it is forced to write."""
         opening = f"{marker_rule(self.opening, specials)} {literal(self.label)}".rstrip()
         start = "thought gap" if open_already else f"({opening} thought gap)?"
         head = "\n".join([f"start: {start} answer", up_to_marker("thought", self.closing, specials), "gap: /\\n{0,2}/"])

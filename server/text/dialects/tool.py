@@ -21,14 +21,14 @@ class ToolSchema:
 
     @property
     def object_schema(self) -> dict[str, object]:
-        """The schema of the arguments, which are an object: the tool's own schema, `closed`, or one that allows any properties if the tool
-        has none."""
+        """The schema of the arguments, which are an object: the tool's own schema, changed by `closed`, or a schema that allows any
+        properties if the tool has none."""
         return {"type": "object", **({} if self.parameters is None else closed(self.parameters))}
 
 
 def closed(schema: Mapping[str, object]) -> dict[str, object]:
     """Return the schema of a call's arguments, changed to refuse properties that it does not name: `additionalProperties` becomes false
-    where it is absent, also in objects that name properties within other objects and in lists. An object composed of several schemas is not
+    where it is absent, also in objects within objects and lists if they name properties. An object composed of several schemas is not
     changed, because each schema would refuse the properties of the others. An object that requires a property without naming it is not
     changed itself; only the objects within it are."""
     given, required = schema.get("properties", {}), schema.get("required", [])

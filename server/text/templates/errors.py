@@ -27,4 +27,5 @@ class TemplateLimitError(TemplateError):
 
 
 class TemplateUnavailable(TemplateError):
-    """The server was too busy to render the template, or could start no process. Another try may succeed."""
+    """No process could render the template: the server was too busy, or the process could not be started or was killed. Another try may
+    succeed."""

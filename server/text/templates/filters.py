@@ -40,9 +40,9 @@ DEEP_TESTS = (  # compare nested values, or convert them to text
 
 
 def _jinja(function: Callable[..., Any], *, by_item: bool = False, deep: bool = False) -> Callable[..., Any]:
-    """Return Jinja's `function` with metering. `by_item`: it reads each item of its value. `deep`: it compares nested values or converts
-    them to text. An attribute of the function says which first argument Jinja passes to it, such as the context. The metered function
-    always gets the context, and passes on the argument that the original expects."""
+    """Return Jinja's `function` with metering. `by_item`: the function reads each item of its value. `deep`: the function compares nested
+    values or converts them to text. An attribute of the function says which first argument Jinja passes to it, such as the context. The
+    metered function always gets the context, and passes on the argument that the original expects."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
     @pass_context
@@ -50,7 +50,7 @@ def _jinja(function: Callable[..., Any], *, by_item: bool = False, deep: bool = 
         meter = meter_of(context)
         meter.step()
         if deep:
-            num_keys = 1 + sum(arg.count(",") for arg in (*args, *kwargs.values()) if isinstance(arg, str))  # sort makes each key
+            num_keys = 1 + sum(arg.count(",") for arg in (*args, *kwargs.values()) if isinstance(arg, str))  # one per attribute
             meter.charge(num_keys * sum(map(meter.measure, (value, *args, *kwargs.values()))))
         if by_item:
             _check_attributes((*args, *kwargs.values()))
@@ -181,8 +181,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson`: return JSON in the form that models were trained on. Jinja's own filter escapes it for HTML. Raise TemplateLimit
-    if the indentation or the separators are too long."""
+    """The filter `tojson`: return JSON in the form that models were trained on. Jinja's own filter escapes JSON for HTML. Raise
+    TemplateLimit if the indentation or the separators are too long."""
     meter = meter_of(context)
     meter.charge(meter.measure(value))
     if indent is not None and not 0 <= indent <= 16:

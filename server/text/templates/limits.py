@@ -1,5 +1,5 @@
-"""Define the limits of rendering a chat template, and the variables that clients may not define. The front imports this module instead of
-Jinja, because only the processes of `server.isolated` compile and render templates."""
+"""Define the limits of rendering a chat template, and the variables that clients may not define. This module does not import Jinja, so that
+the front can import it: only the processes of `server.isolated` compile and render templates, and need Jinja."""
 
 from __future__ import annotations
 

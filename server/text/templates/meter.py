@@ -15,7 +15,7 @@ from server.text.templates.limits import Limits
 MAX_ITEMS = 1_000_000  # items of one list
 MAX_INT_BITS = 64
 
-STEPS_PER_LOOK = 16  # reading a thread's clock costs as much as a few steps
+STEPS_PER_LOOK = 16  # steps between two looks at the thread's clock, because a look costs as much as a few steps
 CHARS_PER_STEP = 1 << 12  # scanning this many characters takes about as long as a step
 ITEM_BYTES = 80  # bytes counted for a list item: its slot, and a short text
 
@@ -29,7 +29,7 @@ class TemplateLimit(Exception):
 
 
 class TemplateRaise(Exception):
-    """Raised when a template calls raise_exception: it does not accept these messages."""
+    """Raised when a template calls raise_exception: the template does not accept these messages."""
 
 
 class Meter:
@@ -43,8 +43,8 @@ class Meter:
         self._left_bytes = limits.memory_bytes
 
     def step(self, num_chars: int = 0) -> None:
-        """Count an operation that scans `num_chars` characters. Raise TemplateLimit if the time is over; it is read only after several
-        steps."""
+        """Count an operation that scans `num_chars` characters. Raise TemplateLimit if the time is over; the clock is read only after
+        several steps."""
         _check_count(num_chars)
         self._steps += 1 + num_chars // CHARS_PER_STEP
         if self._steps >= STEPS_PER_LOOK:
@@ -74,8 +74,8 @@ class Meter:
 
     def measure(self, value: object) -> int:
         """Return the approximate length of `str(value)`. Nested lists may share items, so their text can be exponentially longer than the
-        lists. So this walk stops at the budget, and values are measured before they are compared or converted to text. Raise TemplateLimit
-        if the value is too large, or contains an object of another kind."""
+        lists. So this method stops once the length exceeds the memory that is left, and values are measured before they are compared or
+        converted to text. Raise TemplateLimit if the value is too large, or contains an object that cannot be measured."""
         if type(value) is str:
             return len(value)
         size = steps = 0
@@ -105,7 +105,8 @@ class Meter:
 
 
 def _check_count(number: int) -> None:
-    """Raise TemplateLimit for a number that would refund the meter, or that compares as neither less nor more, such as NaN."""
+    """Raise TemplateLimit for a number that is negative, or not an integer. A negative number would give back memory or time, and NaN would
+    exceed no limit."""
     if type(number) is not int or number < 0:
         raise TemplateLimit(f"the meter is charged {number!r}; expected a count, 0 or more")
 

@@ -31,7 +31,7 @@ def _compiled(source: str, special_tokens: Mapping[str, str], tool_source: str |
 
 
 class OutsideTemplate:
-    """The text of a template, and the process that compiles and renders it, which starts at once."""
+    """The text of a template, and the process that compiles and renders it. The process starts at once."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
         """The arguments are those of `ChatTemplate`."""

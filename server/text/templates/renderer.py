@@ -1,5 +1,5 @@
-"""Render chat templates for the front. They come from outside, so every rendering is a call of the job `Rendering`, which runs in another
-process."""
+"""Render chat templates for the front. Templates come from outside, so every rendering is a call of the job `Rendering`, which runs in
+another process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Renderer:
             raise self._described(error) from None
 
     def _described(self, error: CallError) -> TemplateError:
-        """Return the error of a template for a call that failed."""
+        """Return the TemplateError that describes a failed call."""
         most = f"{Rendering.call_bytes >> 20} MiB"
         match error.failure:
             case Failure.TOO_LARGE:

@@ -47,14 +47,14 @@ class Outcome(msgspec.Struct, frozen=True):
 
 class Rendering:
     """Renders a template that is compiled in the process. Each call has the arguments of the template's `render` and the time that the
-    template may show. They are pickled, because a message may hold integers of any size."""
+    template may show. The arguments are pickled, because a message may contain integers of any size."""
 
-    prepare_s = 10.0  # the largest allowed template takes a fifth of it
+    prepare_s = 10.0  # the largest allowed template takes a fifth of this CPU time
     call_s = LIMITS.time_s + SLACK_S
     call_bytes = SLACK_FACTOR * LIMITS.memory_bytes
 
     def __init__(self, template: object) -> None:
-        """`template` has a method `render` where it is unpickled."""
+        """`template` is pickled here. Once unpickled, it has a method `render`."""
         self._template = pickle.dumps(template)
         self._render: Callable[..., str] | TemplateError = TemplateError("the template is not compiled")
         self._warming: ChatTemplate | None = None
@@ -62,7 +62,7 @@ class Rendering:
     def prepare(self) -> None:
         """Compile the template, and load what the first rendering would load. If the template is broken, let each call answer with the
         error."""
-        from server.text.templates.template import ChatTemplate  # only here: the process that makes this job does without Jinja
+        from server.text.templates.template import ChatTemplate  # here, because the process that makes this job does not need Jinja
 
         self._warming = ChatTemplate(WARMING, {})
         try:
@@ -78,8 +78,8 @@ class Rendering:
         self._warming.render([{"role": "user", "content": "warm"}] * 2)
 
     def run(self, work: bytes) -> bytes:
-        """Render the template, or only find out whether it is broken if `work` is CHECK. Return the Outcome as MessagePack; it says why if
-        rendering failed with a TemplateError."""
+        """Render the template, or only find out whether it is broken if `work` is CHECK. Return the Outcome as MessagePack. If rendering
+        raised a TemplateError, the Outcome describes this error."""
         try:
             args, options, now_s = pickle.loads(work)
             OPEN.set(OpenValues(b"", now_s))

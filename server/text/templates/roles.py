@@ -9,15 +9,16 @@ from typing import Any
 
 Message = Mapping[str, Any]
 
-BETWEEN = "\n\n"  # stands between the texts of messages that become one
+BETWEEN = "\n\n"  # separates the texts of messages that are joined into one
 JOINED = ("system", "user", "assistant")
 TEXTS = ("reasoning_content", "thinking")  # fields of a message, beside its content, that are texts
 
 
 def forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     """Yield the conversation in forms that more templates accept, those with fewer changes first: later system messages as the user's;
-    messages of one role joined; both; and the last two with the user's texts appended to the results before them. Each form is made of the
-    messages as they came, so a change that a template does not need moves nothing in the prompts of later turns."""
+    messages of one role joined; both; and the last two with the user's texts appended to the results before them. Each form has only its
+    own changes to the messages as they came, so that a change which the template does not need does not alter the prompts of later
+    turns."""
     alone = _with_one_system(messages)
     joined, both = _joined(messages), _joined(alone)
     tried: list[Sequence[Message]] = [list(messages)]
@@ -28,14 +29,15 @@ def forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 
 def _with_one_system(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the conversation with the system messages at its beginning as one, and each later one as a message of the user."""
+    """Return the conversation with the system messages at its beginning joined into one, and each later system message as a message of the
+    user."""
     begin = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
     later = [{**message, "role": "user"} if message["role"] == "system" else message for message in messages[begin:]]
     return [*([_one(messages[:begin])] if begin else []), *later]
 
 
 def _joined(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the conversation with messages of one role that follow each other as one message. Nothing is joined to a message with calls,
+    """Return the conversation with consecutive messages of one role joined into one message. Nothing is joined to a message with calls,
     because its calls come last."""
     groups: list[list[Message]] = []
     for message in messages:
@@ -48,8 +50,8 @@ def _joined(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _behind_results(messages: Sequence[Message]) -> Sequence[Message] | None:
-    """Return the conversation with the user's messages that follow the result of a call appended to it, or None if one of these has more
-    than text."""
+    """Return the conversation with the user's messages after the result of a call appended to this result. Return None if one of these
+    messages has a content that is not text."""
     groups: list[list[Message]] = []
     for message in messages:
         if groups and groups[-1][0]["role"] == "tool" and message["role"] == "user":

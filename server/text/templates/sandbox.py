@@ -3,14 +3,13 @@
 A template comes from the network with a model, and processes the messages of clients. Three rules confine it:
 
 1. Everything a template can reach is on a list: kinds of statements, globals, filters, tests, and for each type of value the attributes
-   that may be read and the methods that may be called. Types are compared exactly, so an object of any other type has no attributes,
-   cannot be called and cannot become text. There is no `Markup`. The only objects with methods written in Python are Jinja's own, such as
-   `loop` and `cycler`, of which the lists name the methods that may be called.
-2. Between two steps of the meter only a bounded amount of work happens. The syntax tree is rewritten so that each iteration of a loop,
-   each macro, each comparison and each output takes a step; calls, filters and arithmetic go through the environment. A signal or a
-   watchdog could not interrupt a string operation inside the interpreter.
-3. Operations that can take long or create much data (text of nested values, repetition, replacement, padding, joining) are measured
-   before they run, and charged to one budget. Operations that cannot be measured are refused.
+that may be read and the methods that may be called. Types are compared exactly, so an object of any other type has no attributes, cannot be
+called and cannot become text. There is no `Markup`. The only objects with methods written in Python are Jinja's own, such as `loop` and
+`cycler`, of which the lists name the methods that may be called. 2. Between two steps of the meter only a bounded amount of work happens.
+The syntax tree is rewritten so that each iteration of a loop, each macro, each comparison and each output takes a step; calls, filters and
+arithmetic go through the environment. This is necessary because a signal or a watchdog could not interrupt a string operation inside the
+interpreter. 3. Operations that can take long or create much data (text of nested values, repetition, replacement, padding, joining) are
+measured before they run, and charged to one budget. Operations that cannot be measured are refused.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class Method:
 
 
 def _range(_context: Context, *args: int) -> range:
-    """The template's `range`. Raise TemplateLimit if it is too long."""
+    """The template's `range`. Raise TemplateLimit if the range is too long."""
     numbers = range(*args)
     if len(numbers) > MAX_RANGE:
         raise TemplateLimit(f"range() of {len(numbers)} numbers; at most {MAX_RANGE} are allowed")
@@ -160,7 +159,8 @@ FUNCTIONS = frozenset(GLOBALS.values())
 
 
 def _step(context: Context, num_chars: int) -> bool:
-    """Take a step, and charge for literal text. Return True, so that the condition of a loop goes on."""
+    """Take a step, and charge for literal text. Return True, so that a loop's condition can be this step `and` the template's own
+    condition."""
     meter_of(context).charge(num_chars)
     return True
 
@@ -184,7 +184,7 @@ def _made(context: Context, value: object) -> object:
 
 
 def _key(context: Context, value: object) -> object:
-    """Return a key of a dict. Raise TypeError if it may not be a key."""
+    """Return `value`, a key of a dict. Raise TypeError if its type is not allowed for keys."""
     check_key(value)
     return value
 
@@ -230,7 +230,7 @@ class _MeterTree(NodeTransformer):
         return [step, *body]
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        """Let each iteration take a step, and each item that the condition of the loop leaves out."""
+        """Let each iteration take a step, and each evaluation of the loop's condition."""
         node = cast(nodes.For, self.generic_visit(node))
         node.body = self._with_step(node.body)
         if node.test is not None:
@@ -280,7 +280,7 @@ class _MeterTree(NodeTransformer):
 
 
 class _Generation(Extension):
-    """Supports `{% generation %}`, which marks assistant text for training. Rendering passes its body through."""
+    """Supports `{% generation %}`, which marks assistant text for training. The text between its tags is rendered as usual."""
 
     tags = {"generation"}  # noqa: RUF012  # mutable in the base class, too
 
@@ -353,7 +353,7 @@ class MeteredEnvironment(SandboxedEnvironment):
             self.handle_exception()  # raises the error with the template's own line numbers
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return `obj.attribute`. A method comes before an item of that name, as in Jinja."""
+        """Return `obj.attribute`. A method wins over an item of the same name, as in Jinja."""
         if type(obj) is dict and attribute not in METHODS[dict]:
             return self.getitem(obj, attribute)
         return self.attribute(obj, attribute)
@@ -374,7 +374,7 @@ class MeteredEnvironment(SandboxedEnvironment):
         return self.undefined(obj=obj, name=name)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Return `obj[argument]`, or an undefined value if there is no such item. An item comes before a method of that name, as in Jinja.
+        """Return `obj[argument]`, or an undefined value if there is no such item. An item wins over a method of the same name, as in Jinja.
         Raise TypeError if `argument` may not be a key."""
         kind = type(obj)
         check_key(argument)
@@ -418,7 +418,7 @@ class MeteredEnvironment(SandboxedEnvironment):
         if operator == "*" and (length := _repeated(left, right) or _repeated(right, left)):
             meter.charge(8 * length)
         elif operator == "+" and kinds[0] is kinds[1] and kinds[0] in (str, list, tuple):
-            pass  # the result is no larger than the operands
+            pass  # the result is no larger than both operands together
         elif not all(kind in SCALARS or issubclass(kind, Undefined) for kind in kinds):
             raise TypeError(f"unsupported operand types for {operator}: {kinds[0].__name__!r} and {kinds[1].__name__!r}")
         elif operator == "**" and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MAX_INT_BITS:

@@ -19,7 +19,8 @@ from server.text.templates.sandbox import MeteredEnvironment
 
 MAX_MESSAGE_CHARS = 2000  # longest error message: a template can raise any text
 
-# Some templates, such as those of R1 distills, compare a content with none: they expect none in an assistant's message with calls only.
+# Some templates, such as those of R1 distills, compare a content with none: they expect none as the content of an assistant's message that
+# has only calls.
 TESTS_NONE = re.compile(r"""\bcontent(['"]\])?\s+(is(\s+not)?|==|!=)\s+none\b""", re.IGNORECASE)
 
 # A template that loops over a content and does not ask whether it is a string expects a list of parts, such as those of vision models.
@@ -42,7 +43,7 @@ class _Compiled:
 
     environment: MeteredEnvironment
     template: jinja2.Template
-    tests_none: bool  # whether it compares a content with none
+    tests_none: bool  # whether the template compares a content with none
     reads_parts: bool
 
     @staticmethod
@@ -105,7 +106,7 @@ class ChatTemplate:
             return self._tried(messages, tools, add_generation_prompt, variables, meter)
         except TemplateRejection:
             for form in forms(messages):
-                with suppress(TemplateError):  # the client does not know this form
+                with suppress(TemplateError):  # an error would describe a form that the client does not know
                     return self._tried(form, tools, add_generation_prompt, variables, meter)
             raise
 
@@ -117,9 +118,9 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         meter: Meter,
     ) -> str:
-        """Render with the template for these tools, after changing the messages as it expects. If that raises a TypeError, try again with
-        the arguments of calls as JSON text. Raise TemplateError if the template refuses the messages, fails, or writes half of a surrogate
-        pair."""
+        """Render with the template for these tools, after changing the messages as the template expects. If rendering raises a TypeError,
+        try again with the arguments of calls as JSON text. Raise TemplateError if the template refuses the messages, fails, or writes half
+        of a surrogate pair."""
         compiled = self._with_tools if tools else self._plain
         if compiled.tests_none:
             messages = [_without_empty_content(message) for message in messages]

@@ -1,5 +1,5 @@
-"""Read JSON that a model has written, and write it again. Its escapes may stand for half of a surrogate pair, which no answer can carry,
-and its numbers may be infinite or NaN, which JSON does not have."""
+"""Read JSON that a model has written, and write it again. A model's escapes may stand for half of a surrogate pair, which no answer can
+carry, and its numbers may be infinite or NaN, which JSON does not have."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgspec
 
 
 def whole_characters(text: str) -> str:
-    """Return a text in which the two halves of a character are that character. A half alone is replaced."""
+    """Return a text with each surrogate pair as one character. A lone half of a pair becomes a replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class StringEscaper:
-    """Escapes control characters within the strings of a JSON object that arrives in pieces: small models write line ends there as they
-    are, and no client can read such JSON. Text that is no object stays as it is."""
+    """Escapes control characters within the strings of a JSON object that arrives in pieces: small models write line ends in strings
+    without escapes, and no client can read such JSON. Text that is no object stays as it is."""
 
     def __init__(self) -> None:
         self.inside = False  # the text so far ends inside a string
@@ -41,18 +41,18 @@ class StringEscaper:
 
 
 def as_json(value: object) -> str:
-    """Return a value as JSON, with a replacement character for each half of a character that stands alone."""
+    """Return a value as JSON, with a replacement character for each lone half of a surrogate pair."""
     return whole_characters(json.dumps(value, ensure_ascii=False))
 
 
 def of_json(text: str) -> Any:
-    """Return the value of a JSON text. Raise ValueError if it is none, or has a number that is not finite."""
+    """Return the value of a JSON text. Raise ValueError if the text is not JSON, or has a number that is not finite."""
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
 def object_of(text: str) -> dict[str, Any] | None:
-    """Parse a text as JSON, and return the object that it contains. Return {} for an empty text, and None if the text is no JSON object.
-    Small models write half of a surrogate pair, which is replaced."""
+    """Parse a text as JSON, and return the object that it contains. Return {} for an empty text, and None if the text is no JSON object. A
+    lone half of a surrogate pair, which small models may write, is replaced."""
     try:
         read: object = msgspec.json.decode(text or "{}")
     except (msgspec.MsgspecError, RecursionError):

@@ -73,8 +73,8 @@ class DemandedCallParser:
         return self._call is not None and earlier[0] == self._call[0] and earlier[1].startswith(self._call[1])
 
     def _complete(self, found: list[Part]) -> None:
-        """Add the call that is complete now to `found`, or end the answer if it repeats an earlier call. Do nothing if no call has begun,
-        or if the answer has ended."""
+        """Add the call that is complete now to `found`, or end the answer if this call repeats an earlier one. Do nothing if no call has
+        begun, or if the answer has ended."""
         if self._call is None or self._ended:
             return
         if self._call in self._earlier:

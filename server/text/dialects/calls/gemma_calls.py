@@ -62,8 +62,8 @@ class GemmaCallParser(MarkedCallParser):
         self._style = syntax.style
 
     def read_call(self) -> Steps[bool]:
-        """Read one call, and report it. Of a call that was cut off, report only the name, and return True. Return False if no call comes
-        next, or if its arguments are malformed."""
+        """Read one call, and report it. If the call was cut off, report only its name, and return True. Return False if no call comes next,
+        or if its arguments are malformed."""
         if not (yield from self.stream.find(BEFORE_NAME)):
             return False
         name, found = yield from self.stream.up_to("{")

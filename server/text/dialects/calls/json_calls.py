@@ -16,7 +16,7 @@ from server.text.grammar import Specials, alternatives, marker_rule, spaced
 class JsonCalls(CallSyntax):
     """The syntax of calls that are JSON objects."""
 
-    number_key: str = ""  # key of the call's number in the answer, which comes first; empty: calls have none
+    number_key: str = ""  # first key of a call, whose value is the call's number in the answer; empty: calls have no number
     name_key: str = "name"
     arguments_key: str = "arguments"
     listed: bool = False  # the calls between the markers are a JSON list

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from server.text.dialects.calls.json_calls import JsonCalls
 
 SEPARATORS = " \t\r\n,;[]"
-SHORT = re.compile(r"[^\s\[{]+\s*([\[{]|$)")  # a call without a key for its name, up to what follows the name
+SHORT = re.compile(r"[^\s\[{]+\s*([\[{]|$)")  # the beginning of a call such as `f[ARGS]{...}`, up to the bracket or brace after the name
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
 WRAPPER_KEYS = ("type", "id", "function")  # keys of a call in OpenAI's shape
@@ -39,7 +39,7 @@ class _State(Enum):
 
 
 class JsonCallParser:
-    """Finds calls in the syntax `form`. Without a marker, only a call of one of the tools in `names` is a call."""
+    """Finds calls in the syntax `form`. If no marker announces an object, it is a call only if it names one of the tools `names`."""
 
     def __init__(self, form: JsonCalls, names: frozenset[str], max_calls: int | None = None) -> None:
         self.num_calls = 0
@@ -159,13 +159,14 @@ class JsonCallParser:
         return True
 
     def _id_in(self, text: str) -> str:
-        """Return the call's id that the model has written before the arguments, or "" if there is none that templates take."""
+        """Return the call's id that the model has written before the arguments, or "" if there is no id of the form that templates
+        accept."""
         marker = self._form.id_marker
         found = text.removeprefix(marker).partition("[")[0].strip() if marker and text.startswith(marker) else ""
         return found if found.isascii() and found.isalnum() and len(found) == self._form.id_length else ""
 
     def _begin(self, scanner: JsonCallScanner, call_id: str = "") -> None:
-        """Begin to read a call, which has this id if the model has written one."""
+        """Begin to read a call. `call_id`: the id that the model has written for the call; "": none."""
         self._scanner = scanner
         self._call_id = call_id
         self._started = False
@@ -207,7 +208,8 @@ class JsonCallParser:
 class JsonCallScanner:
     """Reads one call's object character by character, and escapes control characters in its strings. If `name` is given, the whole object
     is the arguments of a call with this name. If no marker has announced a call, `offered` has the names of the tools: the object is no
-    call if its name is another one, or if a key outside KEYS comes in its head, before the name and one of the keys `head_ends`."""
+    call if it has another name, or if its head has a key outside KEYS. The head ends once the name and one of the keys `head_ends` have
+    come."""
 
     def __init__(self, name: str | None = None, *, offered: Container[str] | None = None, head_ends: Sequence[str] = NAME_KEYS) -> None:
         self.name = name  # None: it was not read yet
@@ -217,7 +219,7 @@ class JsonCallScanner:
         self._offered = offered
         self._head_ends = head_ends
         self._any_end = False  # one of the keys `head_ends` has come
-        self._depth = 0  # braces and brackets that are open
+        self._depth = 0  # number of open braces and brackets
         self._strings = StringEscaper()
         self._at_key = True  # at depth 1: True if a key comes next, False if a value does
         self._key = ""
@@ -227,7 +229,7 @@ class JsonCallScanner:
 
     @property
     def in_head(self) -> bool:
-        """Whether no marker has announced a call, and the name or all keys that could end the head are still missing."""
+        """Whether no marker has announced the call, and its head goes on: the name is missing, or all of the keys `head_ends` are."""
         return self._offered is not None and (self.name is None or not self._any_end)
 
     def feed(self, text: str) -> int:
@@ -307,7 +309,7 @@ class JsonCallScanner:
 
     def _end_value(self) -> None:
         """Note the value that was just read, if it is the name of the tool. The object is no call if no marker has announced one and no
-        tool has this name. A key comes next."""
+        offered tool has this name. A key comes next."""
         if not self._at_key and self._key not in ARGUMENT_KEYS:
             value = self._parse_span()
             if self._key in NAME_KEYS and self.name is None:

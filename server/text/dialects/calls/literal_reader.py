@@ -16,7 +16,7 @@ NAMES = {"true": True, "false": False, "null": None, "none": None}
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
-MAX_SCALAR = 400  # characters; longer words are no numbers
+MAX_SCALAR = 400  # most characters of a number
 HIGH_SURROGATES, LOW_SURROGATES = range(0xD800, 0xDC00), range(0xDC00, 0xE000)
 
 
@@ -29,8 +29,8 @@ class Malformed(Exception):
 
 
 def read_value(stream: Stream, style: LiteralStyle, depth: int = 0) -> Steps[object]:
-    """Read one value. Raise Malformed if the text is no value, or ends before the value does. `depth`: how many lists and objects contain
-    it."""
+    """Read one value. Raise Malformed if the text is no value, or ends before the value does. `depth`: the number of lists and objects that
+    contain the value."""
     yield from stream.skip(SPACE)
     if style.quote and (yield from stream.find(style.quote)):
         return (yield from _up_to(stream, style.quote))
@@ -64,7 +64,7 @@ def read_fields(stream: Stream, style: LiteralStyle, colon: str, end: str, depth
             if mark != colon:
                 raise Malformed(cut=not mark)
             key = text.strip()
-            if not UNQUOTED.isdisjoint(key):  # values without names come before this one
+            if not UNQUOTED.isdisjoint(key):  # values without keys come before this key
                 raise Malformed(cut=False)
         found[key] = yield from read_value(stream, style, depth)
     return found
@@ -87,7 +87,7 @@ def _up_to(stream: Stream, marker: str) -> Steps[str]:
 
 
 def _malformed(stream: Stream) -> Malformed:
-    """Return the error for text that cannot be read further, which was cut off if nothing more comes."""
+    """Return the error for text that cannot be read further. The text was cut off if nothing more comes."""
     return Malformed(cut=stream.ended and not stream.held)
 
 
@@ -108,7 +108,7 @@ def _read_text(stream: Stream, quote: str) -> Steps[str]:
 
 
 def _read_escape(stream: Stream) -> Steps[str]:
-    """Read the characters after a backslash. Return the text for which they stand; that of an unknown escape is the escape itself."""
+    """Read the characters after a backslash. Return the text for which they stand. An unknown escape stands for itself."""
     char = stream.take(1)
     if char not in HEX_LENGTHS:
         return ESCAPES.get(char, char if char in "\\\"'/" else f"\\{char}")

@@ -63,9 +63,9 @@ class LiteralRules:
         self._style, self._specials, self._prefix, self._root = style, specials, prefix, root
         self._rules: list[str] = []
         self._names: dict[str, str] = {}  # names of rules, by the text of the schema
-        self._by_id: dict[int, str] = {}  # the same by the identity of the schema; `root` has all schemas, except empty ones
+        self._by_id: dict[int, str] = {}  # names of rules, by the identity of the schema: `root` keeps all schemas alive, except empty ones
         self._unmade: deque[tuple[str, Schema]] = deque()  # rules that are named and not made yet
-        self._num_lists = 0  # lists of fields
+        self._num_lists = 0  # number of lists of fields
 
     @property
     def rules(self) -> list[str]:
@@ -77,8 +77,8 @@ class LiteralRules:
         return self._rules
 
     def value(self, schema: Schema) -> str:
-        """Return the name of the rule for values that match a schema, which `rules` then has. All references to one part of `root` have the
-        rule of that part."""
+        """Return the name of the rule for values that match a schema, which `rules` then has. All references to one part of `root` share
+        the rule of that part."""
         found = resolved(schema, self._root)
         if id(found) not in self._by_id:
             text = json.dumps(found, sort_keys=True)
@@ -101,7 +101,7 @@ class LiteralRules:
                 found.clear()  # no later value can come first
             found.append(joined(item, rest))
             if position:
-                further = f"{self._prefix}_list{self._num_lists}_{position}"  # what follows an earlier value
+                further = f"{self._prefix}_list{self._num_lists}_{position}"  # name of the rule for what follows an earlier value
                 self._rules.append(f"{further}: {joined(f'{comma} {item}' if is_required else f'({comma} {item})?', rest)}")
                 rest = further
         if not found:
@@ -116,7 +116,7 @@ class LiteralRules:
         if inner := branches(schema):
             return " | ".join(self.value(one) for one in inner)
         found = kinds(schema, self._root)
-        allowed = found if found and found.issubset(KINDS.values()) else ANY  # a type that is none of JSON may be any
+        allowed = found if found and found.issubset(KINDS.values()) else ANY  # for a type that JSON lacks, allow all types
         return " | ".join(self._of_kind(kind, schema) for kind in sorted(allowed))
 
     def _constant(self, value: object) -> str:
@@ -130,7 +130,7 @@ class LiteralRules:
         """Return the expression for the values of one JSON type that match a schema."""
         style = self._style
         limits = {} if kind == "string" and style.quote else {word: schema[word] for word in LIMITS.get(kind, ()) if word in schema}
-        if limits:  # numbers and strings of JSON are literals, too, and llguidance holds them to their limits
+        if limits:  # such values are written as in JSON, so llguidance can enforce their limits
             name = f"{self._prefix}_limited{len(self._rules)}"
             self._rules.append(f"{name}: %json {json_text({'type': kind, **limits})}")
             return name

@@ -11,14 +11,14 @@ from server.text.dialects.calls.syntax import CallSyntax, own_id
 from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart, Content, Part
 
-MAX_BEGINNING = 256  # characters; a longer text behind a marker is no beginning of a call that was cut off
+MAX_BEGINNING = 256  # characters; a longer text after a marker is not taken for the beginning of a call that was cut off
 
 
 class MarkedCallParser(ABC):
     """Finds calls between the markers of a syntax. All other text is content."""
 
     separators = " \t\r\n,;"  # characters between calls
-    unmarked = ""  # text that begins a call without the opening marker, if it begins a line; empty: there is no such call
+    unmarked = ""  # text that begins a call without the opening marker, if this text begins a line; empty: there is no such call
 
     def __init__(self, syntax: CallSyntax, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
         self.num_calls = 0
@@ -78,8 +78,8 @@ class MarkedCallParser(ABC):
             yield
 
     def _read_text(self) -> Steps[bool]:
-        """Read content up to the opening marker, or up to a call without it, and return True. White space before them is no content. Return
-        False at the end of the answer."""
+        """Read content up to the opening marker, or up to a call without it, and return True. White space before the marker or the call is
+        no content. Return False at the end of the answer."""
         stream, opening = self.stream, self._syntax.opening
         while True:
             text, found, _ = stream.held.partition(opening) if opening else (stream.held, "", "")
@@ -90,7 +90,7 @@ class MarkedCallParser(ABC):
             if found or not stream.ended:
                 text = text.rstrip()
             is_rest = stream.ended and not found and self.num_calls and opening.startswith(text.strip())
-            if text and not is_rest:  # white space after the last call, or the beginning of a marker that was cut off
+            if text and not is_rest:  # `is_rest`: white space after the last call, or the beginning of a marker that was cut off
                 self._parts.append(Content(text))
                 self._is_in_line = True
             stream.take(len(text))

@@ -28,7 +28,7 @@ class NamedCalls(CallSyntax):
 
     call_opening: str  # marker before each call
     before_name: str = ""  # text between `call_opening` and the name
-    numbered: bool = False  # `:0`, `:1`, ... follow the name; prefix, name and number are the call's id
+    numbered: bool = False  # `:0`, `:1`, ... follow the name; the call's id is `before_name`, the name and the number
     before_arguments: str  # text after the name
     after_arguments: str = ""  # text between the arguments and `call_closing`
     call_closing: str  # marker after each call
@@ -43,7 +43,7 @@ class NamedCalls(CallSyntax):
         return NamedCallParser(self, tools, max_calls)
 
     def beginnings(self, name: str) -> tuple[str, ...]:
-        end = ":" if self.numbered else self.before_arguments  # the model counts its calls, those of earlier turns included
+        end = ":" if self.numbered else self.before_arguments  # the number is unknown: the model counts calls of earlier turns, too
         return (f"{self.call_opening}{self.before_name}{name}{end}",)
 
     def inside(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
@@ -82,7 +82,7 @@ class NamedCallParser(MarkedCallParser):
         yield from stream.skip(SPACE)
         if (yield from stream.peek()) != "{":
             return False
-        if form.numbered and call_id in self.ids:  # the template writes the id again, so another one has the same form
+        if form.numbered and call_id in self.ids:  # the template writes this id again in later prompts, so a new id gets the same form
             others = (f"{form.before_name}{name}:{number}" for number in count(self.num_calls))
             call_id = next(other for other in others if other not in self.ids)
         self.start(name, call_id)

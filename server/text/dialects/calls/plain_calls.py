@@ -7,8 +7,8 @@
 Only an object with the name of an offered tool and with arguments is a call; all other text stays content, also the definition of a tool,
 which small models repeat from the prompt. Qwen2.5-Coder doubles the outer braces of some calls, because its template shows them so.
 
-No token announces such a call. So a grammar holds it to the tool's schema from the key of its arguments on: the tokens up to that key are
-known for each tool and each usual layout (`PlainCalls`).
+No token announces such a call. But the tokens up to the key of its arguments are known for each tool and each usual layout (`PlainCalls`).
+From that key on, a grammar holds the call to the tool's schema.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Tokens = tuple[int, ...]
 
-NUM_NAMES = 1024  # names of tools whose tokens are kept
+NUM_NAMES = 1024  # names of tools whose tokens are cached
 FENCE = "```"
 SPACE = " \t\r\n"
 LABEL = re.compile(r"[\w+-]{0,20}")
@@ -42,7 +42,7 @@ BEGINNING = re.compile(r"\{\s*(\"\w*(\"|$)|$)")  # an object as far as its first
 
 
 class PlainCallParser:
-    """Finds calls of `tools` that are written as plain JSON. `id_length`: letters and digits of a new call's id."""
+    """Finds calls of `tools` that are written as plain JSON. `id_length`: number of letters and digits in a new call's id."""
 
     def __init__(self, tools: Sequence[ToolSchema], max_calls: int | None = None, id_length: int = 24) -> None:
         self.num_calls = 0
@@ -136,7 +136,8 @@ class PlainCallParser:
         yield from stream.skip(SPACE)
 
     def _read_call(self) -> Steps[bool]:
-        """Read one object. Return False as soon as it is no call of an offered tool. The text of earlier calls is forgotten."""
+        """Read one object. Return False as soon as the object cannot be a call of an offered tool. The text of a call is forgotten, so that
+        it does not become content."""
         stream, scanner, written = self._stream, JsonCallScanner(offered=self._tools), ""
         if is_doubled := bool((yield from stream.find("{{"))):
             written = "{"
@@ -163,8 +164,8 @@ class PlainCallParser:
 
     def _call_of(self, written: str) -> tuple[str, str] | None:
         """Return the name and the arguments of a call written as a JSON object. Return None if the text is no JSON object, names no offered
-        tool, has arguments that are no object, or is the definition of a tool, whose arguments would be its schema. An empty schema shows a
-        definition only together with a description."""
+        tool, has arguments that are no object, or is the definition of a tool, whose arguments would be its schema. If the arguments equal
+        an empty schema, the object is a definition only if it has a description, too."""
         try:
             whole: object = of_json(written)
         except (ValueError, RecursionError):
@@ -218,8 +219,8 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """The tokens with which a call begins, from the token with the first letter of the key of the name to the token with the last letter
-    of the key of the arguments."""
+    """The tokens with which a call begins, from the token with the first letter of the key `name` to the token with the last letter of the
+    arguments' key."""
 
     before: Tokens  # the tokens before those of the name
     name: Tokens  # the tokens that contain a part of the tool's name
@@ -246,7 +247,7 @@ class PlainCalls:
     def _find(self, name: str) -> list[Tokens]:
         """Return the beginnings of the calls of tool `name`, in all layouts. Usually the tokens of the name and those around it do not
         depend on each other. Then the name is encoded only once for all layouts with the same white space after a colon, and its tokens are
-        put between the tokens that the call of another tool has in each layout."""
+        put between those that a call of a tool `lookup` has in each layout."""
         found: list[Tokens] = []
         for colon in dict.fromkeys(layout.colon for layout in LAYOUTS):
             layouts = [layout for layout in LAYOUTS if layout.colon == colon]

@@ -65,7 +65,7 @@ class PythonCalls(CallSyntax):
 
 
 class PythonCallParser(MarkedCallParser):
-    """Reads calls in Python. Without a marker, only a call of an offered tool is a call."""
+    """Reads calls in Python."""
 
     separators = " \t\r\n,;[]"
 
@@ -74,8 +74,8 @@ class PythonCallParser(MarkedCallParser):
         self._is_bare = syntax.bare
 
     def read_call(self) -> Steps[bool]:
-        """Read one call, and report it. Of a call that was cut off, report only the name, and return True. Return False if no call comes
-        next, or if its arguments are malformed. Where no markers surround calls, only a call of an offered tool is a call."""
+        """Read one call, and report it. If the call was cut off, report only its name, and return True. Return False if no call comes next,
+        or if its arguments are malformed. If the syntax is `bare`, only a call of an offered tool is a call."""
         name = yield from self._read_name()
         if not name or (self._is_bare and name not in self.tools):
             return False

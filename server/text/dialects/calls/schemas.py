@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from server.text.grammar import GrammarTooLarge
 
 Schema = Mapping[str, object]
-MAX_REFERENCES = 8  # followed one after another
+MAX_REFERENCES = 8  # most references that are followed one after another
 SHARED = ("$defs", "definitions")  # words of a schema whose values are parts to which it refers
 TEXT = frozenset({"string"})  # the types of a schema that only texts match
 KINDS: dict[type, str] = {
@@ -96,7 +96,7 @@ def alone(schema: Schema, root: Schema, *, most: int) -> dict[str, object]:
     made, defined = cast("dict[str, object]", rewritten(schema)), dict[str, object]()
     while unmade:
         part = unmade.pop()
-        # the definitions of the root would be copied although nothing refers to them
+        # without SHARED: these definitions would be copied, although nothing in the copy refers to them
         own = {word: value for word, value in root.items() if word not in SHARED} if part is root else part
         defined[names[id(part)]] = rewritten(own)
         most -= len(json.dumps(defined[names[id(part)]]))

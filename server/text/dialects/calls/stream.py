@@ -22,7 +22,7 @@ class Stream:
     """The text of an answer, of which a part has arrived."""
 
     def __init__(self) -> None:
-        self.held = ""  # text that arrived and was not read
+        self.held = ""  # text that has arrived and was not read yet
         self.ended = False  # no more text arrives
         self._taken: list[str] = []
 

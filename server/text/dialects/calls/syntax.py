@@ -14,7 +14,7 @@ from server.text.dialects.tool import ToolSchema
 from server.text.grammar import Specials, fixed
 from server.text.parts import Part
 
-MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse any other
+MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse ids of any other length
 
 
 class CallParser(Protocol):
@@ -47,7 +47,7 @@ class CallSyntax(ABC):
     closing: str = ""  # marker after a call, or after all calls of an answer
     bare: bool = False  # an answer may begin with a call without a marker
     between: str | None = '"\\n"'  # grammar rule of the text from `closing` to the next `opening`; None: an answer has one `opening`
-    id_length: int = 24  # letters and digits of a new call's id
+    id_length: int = 24  # number of letters and digits in a new call's id
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class CallSyntax(ABC):
 
     @property
     def signs(self) -> tuple[str, ...]:
-        """Texts that distinguish the syntax from others which read the same calls."""
+        """Texts that distinguish the syntax from other syntaxes whose parsers read the same calls."""
         return self.markers
 
     @abstractmethod
@@ -76,23 +76,25 @@ class CallSyntax(ABC):
 
     @abstractmethod
     def inside(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
-        """Return the grammar rules of what follows the opening marker, up to and with the closing one. The first rule is `inside`."""
+        """Return the grammar rules of the text after the opening marker, up to and with the closing marker. The first rule is `inside`."""
         ...
 
     @abstractmethod
     def beginnings(self, name: str) -> tuple[str, ...]:
-        """Return the texts with which a call of tool `name` may begin, from after the marker to a text that ends the name. No text may be a
-        prefix of a text of another tool. Empty: a call has no such beginning."""
+        """Return the texts with which a call of tool `name` may begin, from the text after the opening marker to a text that ends the name.
+        No text may be a prefix of a text of another tool. The result is empty if a call has no such beginning."""
         ...
 
     def forced(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
-        """Return the constraint for one call of any of `tools`, or for one or more calls if `several`. Then the model may also write text
-        after a call, at which the parser ends the answer: a mask that left only another call would make the model call for ever."""
+        """Return the constraint for one call of any of `tools`, or for one or more calls if `several`. If `several`, the model may also
+        write text after a call, and the parser ends the answer there. If the mask allowed only further calls, the model would call for
+        ever."""
         one = "inside" if self.bare else f"{fixed(self.opening, specials)} inside"
         again = f" ({self.between} {one})*" if several and self.between is not None else ""
         rules = [f"start: {one}{again}{' text?' if several else ''}", *self.inside(tools, specials, several=several)]
         if several:
-            # A text takes all that it can. So it must not begin like a further call, or contain one, which might name any tool.
+            # The rule `text` takes as many characters as it can. So its text must not begin like a further call, or contain one: that call
+            # might name any tool.
             other = re.escape(self.opening[:1])
             rest = rf"[^ \n{other};\[{{](?s:.*)" if self.bare else rf"[^ \n{other}][^{other}]*"
             rules.append(rf"text: /[ \n]{{0,8}}{rest}/")  # a small model would write endless line ends if it could
@@ -108,6 +110,6 @@ def own_id(written: str, used: set[str], length: int) -> str:
 
 
 def new_call_id(length: int = 24) -> str:
-    """Return a new id for a call: `length` letters and digits, after `call_` unless they are as many as in Mistral's ids."""
+    """Return a new id for a call: `length` letters and digits, after the prefix `call_` unless `length` is that of Mistral's ids."""
     token = new_letters("call", length)
     return token if length == MISTRAL_ID_LENGTH else f"call_{token}"

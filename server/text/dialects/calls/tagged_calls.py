@@ -6,7 +6,8 @@
     </parameter>
     </function>
 
-The text of a parameter is a string as it is, or JSON. The tag of the parameter says which, or else the tool's schema.
+The text of a parameter is either a string without quotation marks, or JSON. The tag of the parameter says which it is; if it does not, the
+tool's schema does.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class TaggedCalls(CallSyntax):
     before_name: str = ""  # text before the tool's name
     after_name: str = ""  # text after the tool's name; empty: the name ends with its line, or at the next tag
     before_key: str  # text before a parameter's name
-    # texts after a parameter's name: whether the value is text (True), JSON (False), or what the schema says (None)
+    # by text after a parameter's name: True: the value is text; False: the value is JSON; None: the schema says which
     after_key: Mapping[str, bool | None]
     before_value: str = ""  # text between `after_key` and the value
     after_value: str  # text after a value
@@ -118,8 +119,8 @@ class TaggedCallParser(MarkedCallParser):
         self.argue("}")
 
     def _read_value(self, schema: Schema, root: Schema, says_text: bool | None) -> Steps[None]:
-        """Read the value of a parameter, and report it as JSON. `says_text`: what the parameter's tag says about it, as in `after_key`. If
-        the answer ends first, report a text as far as it goes, and nothing of any other value."""
+        """Read the value of a parameter, and report it as JSON. `says_text`: the value of `after_key` for the parameter's tag. If the
+        answer ends first, report a text as far as it goes, and nothing of any other value."""
         form, stream = self._form, self.stream
         ends = (form.padding + form.after_value, form.after_value)
         yield from stream.find(form.padding)

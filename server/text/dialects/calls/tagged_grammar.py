@@ -1,6 +1,6 @@
-"""Build the grammar of calls whose parameters stand between tags. Parameters come in the order of the schema, and after them those that it
-does not name. A value that may be a string is any text up to its closing tag, or one of the schema's values if it lists them (`enum`,
-`const`). Any other value is JSON of the property's schema. If the tag says which of the two a value is, both may be allowed."""
+"""Build the grammar of calls whose parameters stand between tags. The parameters that the schema names come first, in its order, and then
+any others. A value that may be a string is any text up to its closing tag, or one of the schema's values if it lists them (`enum`,
+`const`). Any other value is JSON of the property's schema. If the tag says whether a value is text or JSON, both forms may be allowed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def tagged_rules(form: TaggedCalls, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
-    """Return the rules between a call's markers; the first is `inside`. Raise GrammarTooLarge if they repeat too much of the schemas."""
+    """Return the rules between a call's markers; the first is `inside`. Raise GrammarTooLarge if the rules repeat too much of the
+    schemas."""
     grouped = by_schema(tools)
     again = f"({joined(fixed(form.line, specials), 'call')})*" if form.listed and several else ""
     before, after = (form.line if text else "" for text in (form.before_name, form.closing))
@@ -31,7 +32,7 @@ def tagged_rules(form: TaggedCalls, tools: Sequence[ToolSchema], specials: Speci
 
 
 class _Parameters:
-    """The rules of one schema's parameters, and the expression that puts them in order."""
+    """The rules of one schema's parameters, and the order in which a call has them."""
 
     def __init__(self, form: TaggedCalls, specials: Specials, index: int, root: Schema, *, most: int) -> None:
         """`most`: most characters of the rules."""
@@ -39,7 +40,7 @@ class _Parameters:
         self.rules: list[str] = []
         self.order: list[str] = []  # the rule of each parameter, in order, with `?` or `*` if the parameter may be absent
         self._room = most  # characters of rules that may still be added
-        self._kinds_of: dict[int, frozenset[str]] = {}  # by the identity of the schema; `root` has all schemas, except empty ones
+        self._kinds_of: dict[int, frozenset[str]] = {}  # by the identity of the schema: `root` keeps all schemas alive, except empty ones
         whole = resolved(root, root)
         required = required_of(whole)
         for number, (name, schema) in enumerate(properties(root).items()):
@@ -75,7 +76,8 @@ class _Parameters:
         return self._kinds_of[id(part)]
 
     def _put(self, rules: list[str]) -> None:
-        """Add the rules of a value, which may be a copy of parts to which many values refer. Raise GrammarTooLarge if there is no room."""
+        """Add the rules of a value. They may repeat parts of the schema to which many values refer. Raise GrammarTooLarge if there is no
+        room."""
         self._room -= sum(map(len, rules))
         if self._room < 0:
             raise GrammarTooLarge
@@ -83,7 +85,7 @@ class _Parameters:
 
     def _text(self, rule: str, schema: Schema, *, mixes: bool) -> list[str]:
         """Return the rules of a value that may be a string: one of the values that the schema lists, or any text up to the next marker if
-        it lists none. `mixes`: values of other types are written in the same place, so those that are listed are allowed, too."""
+        it lists none. `mixes`: values of other types are written in the same place, so listed values of other types are allowed, too."""
         values = self._listed(schema)
         if values is None:
             branched = [self._listed(one) for one in branches(resolved(schema, self._root))]
@@ -92,7 +94,7 @@ class _Parameters:
         if values:
             listed = " | ".join(literal(value if isinstance(value, str) else json.dumps(value)) for value in values)
             return [f"{rule}: ({listed}) {self._end()}"]
-        return [up_to_marker(rule, self._form.after_value, self._specials)]  # models leave the padding out, for example of an empty text
+        return [up_to_marker(rule, self._form.after_value, self._specials)]  # models may leave out the padding, such as after an empty text
 
     def _listed(self, schema: Schema) -> list[object] | None:
         """Return the values that a schema lists, or None if it lists none."""

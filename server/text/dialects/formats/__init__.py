@@ -1,1 +1,1 @@
-"""How each format is written: the table of those with markers around calls and thoughts, and harmony."""
+"""Definitions of the formats: the table of formats with markers around calls and thoughts, and harmony, the format of gpt-oss."""

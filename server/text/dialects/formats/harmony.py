@@ -56,7 +56,7 @@ class Harmony(Format):
 
     def thought_bounds(self, thoughts: Thoughts | None, ids_of: Callable[[str], list[int]]) -> Bounds | None:
         """Return the tokens of the header of a thought, and the token that ends a thought, or None if one of these texts is not a single
-        token. `thoughts` is not used: the format has none."""
+        token. `thoughts` is not used: the format has no block of thoughts."""
         found = [ids_of(text) for text in (CHANNEL, ANALYSIS, MESSAGE, END)]
         if any(len(ids) != 1 for ids in found):
             return None
@@ -96,7 +96,7 @@ class ChannelParser:
         self._kind: _Kind | None = None  # kind of the current body; None: inside a header
         self._is_first = True  # no part of this body was returned yet
         self._has_content = False  # an earlier body had content
-        self._arguments = StringEscaper()  # of the call that is being read
+        self._arguments = StringEscaper()  # escapes the arguments of the call that is being read
 
     @property
     def reasons(self) -> bool:
@@ -157,7 +157,7 @@ class ChannelParser:
             parts.append(Content(header + MESSAGE))
 
     def _begin(self, kind: _Kind) -> None:
-        """Begin a body."""
+        """Begin a body of this kind."""
         self._kind = kind
         self._is_first = True
 
@@ -196,7 +196,7 @@ class ChannelParser:
         self._is_first = False
 
     def _end_call(self, parts: list[Part]) -> None:
-        """Count the call that has ended, if the body is one. A call without arguments gets an empty object."""
+        """If the body that has ended is a call, count the call. A call without arguments gets an empty object."""
         if self._kind is not _Kind.CALL:
             return
         if self._is_first:

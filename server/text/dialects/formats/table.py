@@ -88,7 +88,7 @@ TABLE = (
             closing="<｜tool▁calls▁end｜>",
         ),
     ),
-    # Written by DeepSeek V3.2. A parameter says itself whether it is text or JSON.
+    # Written by DeepSeek V3.2. The tag of a parameter says whether the value is text or JSON.
     # <｜DSML｜function_calls>
     # <｜DSML｜invoke name="f">
     # <｜DSML｜parameter name="path" string="true">notes.txt</｜DSML｜parameter>
@@ -127,7 +127,7 @@ TABLE = (
     # <arg_value>notes.txt</arg_value>
     # </tool_call>
     BlockFormat(name="glm45", calls=GLM),
-    # Written by GLM-4.7 and later: as in GLM-4.5, without lines.
+    # Written by GLM-4.7 and later: as in GLM-4.5, without line ends.
     # <tool_call>f<arg_key>path</arg_key><arg_value>notes.txt</arg_value></tool_call>
     BlockFormat(name="glm47", calls=replace(GLM, line="", between="")),
     # Written by Granite 3. Granite 4 writes calls as Hermes does.
@@ -207,10 +207,10 @@ TABLE = (
             between=None,
         ),
     ),
-    # The ids of calls have nine letters and digits; templates refuse others. Magistral writes thoughts between [THINK] and [/THINK].
+    # The ids of calls have nine letters and digits; templates refuse other ids. Magistral writes thoughts between [THINK] and [/THINK].
     # [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      Mistral's models up to 2024
-    # [TOOL_CALLS]f[CALL_ID]aB3dE6gH9[ARGS]{...}                those of mid-2025, whose templates write the id again
-    # [TOOL_CALLS]f[ARGS]{...}[TOOL_CALLS]g[ARGS]{...}          later ones
+    # [TOOL_CALLS]f[CALL_ID]aB3dE6gH9[ARGS]{...}                models of mid-2025, whose templates write the id again
+    # [TOOL_CALLS]f[ARGS]{...}[TOOL_CALLS]g[ARGS]{...}          later models
     BlockFormat(
         name="mistral",
         calls=JsonCalls(
@@ -246,7 +246,7 @@ TABLE = (
         aliases=("phi4_mini_json",),
         calls=JsonCalls(opening="functools", listed=True, between=None),
     ),
-    # {"name": "f", "arguments": {...}}, alone or in a list, and nothing else: the format of models whose template shows no other.
+    # {"name": "f", "arguments": {...}}, alone or in a list, and nothing else: the format of models whose template shows no other format.
     BlockFormat(name="json", calls=JsonCalls(bare=True, between='";" " "?')),
     # Written by Llama 4, and by Llama 3.2 if its prompt asks for it.
     # [f(path="notes.txt", count=3), g()], alone or between <|python_start|> and <|python_end|>
