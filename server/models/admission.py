@@ -123,7 +123,7 @@ class Admission:
             )
 
     def _over_quota(self, found: str) -> ApiError:
-        """Return the error for a key that has too much. `found` says what it has and what is allowed."""
+        """Return the error for a key that has too much. `found` says how much the key has, and how much is allowed."""
         wait_s = max(1, math.ceil(self._pace_s))
         headers = {"retry-after": str(wait_s), **self.headers()}
         return ApiError(KEY_QUOTA, f"{found}; wait for your running requests, or retry in {wait_s} s", headers=headers)
@@ -143,7 +143,7 @@ class Admission:
         }
 
     def ended(self, num_sequences: int) -> None:
-        """Count the end of a request with `num_sequences` sequences, and learn how fast the model completes sequences."""
+        """Count the end of a request with `num_sequences` sequences, and correct the estimate of how fast the model completes sequences."""
         now = time.monotonic()
         if self._full_since is not None:
             # Only a full model shows how fast it completes sequences; an idle one shows how rarely requests come.
@@ -174,7 +174,7 @@ class Lease:
         self._num_tokens = 0
 
     def release(self) -> None:
-        """Give back all that the request holds: it has ended."""
+        """Give back all that the request holds, because it has ended."""
         self.prefilled()
         if self._num_sequences:
             self._admission.ended(self._num_sequences)

@@ -23,7 +23,7 @@ class Measuring:
         self._models = models
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="measure")
         self._scrape: asyncio.Task[bytes] | None = None  # the scrape that is written now, or was written last
-        self._next_scrape: asyncio.Task[bytes] | None = None  # the scrape after it, for all who ask meanwhile; None: nobody has asked
+        self._next_scrape: asyncio.Task[bytes] | None = None  # the scrape after it, for all requests that come meanwhile; None: no request
 
     async def measure(self) -> None:
         """Measure the memory and the CPU time of all workers, which the metrics and the descriptions of models then show."""
@@ -34,8 +34,8 @@ class Measuring:
             model.measured(pid, usage)
 
     async def exposition(self) -> bytes:
-        """Return all metrics as Prometheus text. Scrapes that come while one is written share the next one: so they do not queue, and none
-        gets figures from before it came."""
+        """Return all metrics as Prometheus text. Requests that come while a scrape is written share the next scrape. So requests do not
+        queue, and none gets figures that were measured before it came."""
         if self._next_scrape is None:
             self._next_scrape = asyncio.create_task(self._written(self._scrape))
         return await asyncio.shield(self._next_scrape)

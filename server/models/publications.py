@@ -49,11 +49,11 @@ class Publications:
         self._export = export
         self._folder = folder
         self._current: dict[str, Publication] = {}
-        self._tasks: dict[Publication, asyncio.Task[None]] = {}  # those of ended publications remain until their folders are removed
+        self._tasks: dict[Publication, asyncio.Task[None]] = {}  # tasks of ended publications remain until their folders are removed
 
     def begin(self, spec: ModelSpec) -> None:
-        """Export a model that has just been loaded, if the settings publish it. Nothing is served under its name until the export is
-        complete."""
+        """Export a model that has just been loaded, if it is one of the models to publish. Nothing is served under its name until the
+        export is complete."""
         if self._export is None or spec.name not in self._names:
             return
         self.end(spec.name)
@@ -88,8 +88,8 @@ class Publications:
         raise ApiError(NOT_FOUND_PATH, f"there is nothing at /web/{path:.200}; `relaxserve serve --publish MODEL` serves /web/MODEL/")
 
     def file(self, name: str, file: str) -> PublishedFile:
-        """Return a file of an export. Raise ApiError if the model is not loaded or not exported yet, if its export failed, or if it has no
-        such file."""
+        """Return a file of an export. Raise ApiError if the model is not loaded or not exported yet, if its export failed, or if the export
+        has no such file."""
         found = self._current.get(name)
         if found is not None and found.error:
             raise ApiError(LOAD_FAILED, f"model {name!r} cannot be published: {found.error}")

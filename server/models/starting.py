@@ -52,7 +52,7 @@ class Starter:
         try:
             await fetched.wait()
             if loading.done():
-                await loading  # raises the error of a load that failed before its files were there
+                await loading  # raises the error of a load that failed before all files were on this machine
             tokenizer, dialect = await self._read(spec)
             return self._assembled(spec, worker, await loading, tokenizer, dialect)
         except BaseException:

@@ -1,4 +1,4 @@
-"""The models of a server as one caller sees them: a key may be restricted to some names, and learns of no others."""
+"""The models of a server as one caller sees them: an API key may be restricted to some names, and its caller learns of no others."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ class Held:
     chain: Chain
     lists: tuple[PageList, ...]
     version: int = 0  # changes whenever a list of pages does
-    # The next two save work for most tokens. Both are 0 if unknown.
-    num_writable: int = 0  # `make_writable` has nothing to do until the sequence needs a position from this one on
+    # With the next two numbers, most tokens need no call of `make_writable` or `publish`. A number is 0 if unknown.
+    num_writable: int = 0  # `make_writable` has nothing to do until the sequence needs this position or a later one
     num_unpublished: int = 0  # `publish` has nothing to do while fewer tokens than this are computed
 
     @staticmethod
     def nothing(limits: StepLimits, salt: str, marks: tuple[tuple[int, bytes], ...] = ()) -> Held:
-        """Return the pages of a sequence that has none yet. `marks` are those of its `Chain`."""
+        """Return the record of a sequence that has no pages yet. `marks` are those of its `Chain`."""
         return Held(Chain(salt.encode(), marks), tuple(PageList(page_size=group.page_size) for group in limits.groups))
 
     def change(self) -> None:
@@ -90,7 +90,7 @@ class CachePool:
 
     def fork(self, source: Held, target: Held, num_tokens: int) -> int:
         """Let `target` share the pages of the first tokens of `source`, at most `num_tokens` of them, up to where a sequence can continue.
-        Return how many tokens are shared, or 0 if some pages are gone."""
+        Return how many tokens are shared: 0 if `source` has given back pages that the next token reads."""
         assert (source.chain.salt, source.chain.marks) == (target.chain.salt, target.chain.marks)
         num_tokens = self._last_stop(num_tokens)
         if not self._can_go_on(source, num_tokens):
@@ -161,7 +161,8 @@ class CachePool:
         return num_computed
 
     def give_back_after(self, held: Held, num_computed: int) -> None:
-        """Give back the pages that hold none of the first `num_computed` tokens: later tokens are not computed yet after all."""
+        """Give back the pages that hold none of the first `num_computed` tokens, because the later tokens were taken out of the open
+        plan."""
         for pool, pages in zip(self.pools, held.lists, strict=True):
             pool.rewind(pages, num_computed)
         held.change()
