@@ -70,8 +70,7 @@ def frame(message: FromFront | Part | FromWorker) -> bytearray:
 
 
 def payload_bytes(header: bytes) -> int:
-    """Return the length of a message in bytes, read from the header of LENGTH_BYTES bytes before it. Raise ChannelError if it is too
-    large."""
+    """Return the length of a message in bytes, from the LENGTH_BYTES bytes before it. Raise ChannelError if it is too large."""
     return _allowed(int.from_bytes(header, "little"))
 
 

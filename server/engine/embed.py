@@ -1,5 +1,5 @@
 """The engine of an encoder: embed whole texts in batches of a limited number of tokens, and images in parts. Texts are embedded between two
-parts. API keys take turns as in generation.
+parts of images. API keys take turns, as in the engine that generates text.
 
 Texts for a decoder go through the generating engine instead (`requests.Requests.embed`).
 """

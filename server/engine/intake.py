@@ -122,8 +122,8 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
 
 
 def _check_audio(submit: Submit, num_hops: int) -> None:
-    """Raise RequestError if a model that only transcribes gets no audio, if another model gets audio to transcribe, or if the number of
-    samples is not that of 1 to `num_hops` hops."""
+    """Raise RequestError if a model that only transcribes gets no audio, if another model gets audio to transcribe, or if the audio does
+    not have the samples of 1 to `num_hops` whole hops."""
     if submit.audio is None:
         if num_hops:
             raise RequestError(ErrorCode.INVALID_VALUE, "the request has no audio; this model only transcribes")

@@ -35,8 +35,7 @@ LONG_S = 10.0  # if a step may take at least this long, the front is sent a `Ste
 
 @dataclass(slots=True)
 class Outputs:
-    """What the rows of a step are used for. Rows of logits are numbered in the order of the batch; texts to embed have no rows of
-    logits."""
+    """What the rows of a step are used for. Rows of logits are numbered in batch order; texts to embed have no such rows."""
 
     vectors: list[Item] = field(default_factory=list[Item])  # texts to embed
     prompts: list[tuple[Sequence, int, int]] = field(default_factory=list[tuple[Sequence, int, int]])  # of each: first row, number of rows
@@ -91,8 +90,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step may be needed: a request is unfinished, events or the last statistics are not sent yet, or pages are being
-        exchanged with other servers."""
+        """Whether a step may be needed: a request is unfinished, events or the last statistics are unsent, or pages are being exchanged."""
         has_changed = self._cache_log is not None and self._cache_log.has_news
         is_asked = self.exchange is not None and self.exchange.has_work
         has_news = self._outbox.has_news or (self._outbox.owes_stats and not self._is_busy)
@@ -100,8 +98,7 @@ class Engine:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a request is unfinished, or pages are being given to other servers. While this is true, the front is sent statistics at
-        intervals."""
+        """Whether a request is unfinished, or pages are being given to other servers. The front is sent statistics while this is true."""
         return bool(self._requests.living) or (self.exchange is not None and self.exchange.is_giving)
 
     def submit(self, submit: Submit) -> None:

@@ -42,7 +42,7 @@ class _Giving:
     request_id: str
     chain: Chain
     order: Iterator[tuple[int, int]]  # cache group and index of the pages that are left
-    credit: int  # messages with pages that may be sent until the front asks for more
+    credit: int  # number of messages with pages that may still be sent; `more` adds one
     data: list[bytes] = field(default_factory=list[bytes])  # pages that were read and are not yet sent
     num_bytes: int = 0  # size of `data`
 

@@ -1,7 +1,7 @@
 """Turn sampling parameters into the arrays with which a model samples, and turn the results into tokens and log-probabilities.
 
-The batch is `runtime.sampling.SampleBatch`; the model samples on the device, where its logits are. Each row of a batch comes from the
-`RowState` of a sequence, which changes with every token appended.
+These arrays are a batch, `runtime.sampling.SampleBatch`; the model samples on the device, where its logits are. Each row of a batch comes
+from the `RowState` of a sequence, which changes with every token appended.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Places:
     page_tables: NDArray[np.int32]  # [s, p] pages in order of position; entries before the window or beyond the context are 0
 
 
-Excerpts = Mapping[bytes, Excerpt]  # excerpts by the keys of their rows
+Excerpts = Mapping[bytes, Excerpt]  # excerpts by their keys: see `ExcerptTokens.key`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,7 +205,7 @@ class StepLimits:
     generates: bool = True  # False: the model gives no logits
     num_hops: int = 0  # most hops, 10 ms each, of the audio that a sequence transcribes; 0: the model does not transcribe
     hearing_cost: int = 0  # an estimate: prompt tokens that take about as long as hearing a window of audio
-    excerpts: tuple[ExcerptLimits, ...] = ()  # of crops of images, and of clips in conversations; empty: the model reads neither
+    excerpts: tuple[ExcerptLimits, ...] = ()  # limits of crops of images, or of clips; empty: the model reads neither
 
     @property
     def three_axes(self) -> bool:

@@ -20,7 +20,7 @@ class Held:
 
     chain: Chain
     lists: tuple[PageList, ...]
-    version: int = 0  # changes whenever a list of pages does
+    version: int = 0  # changes whenever one of the lists changes
     # With the next two numbers, most tokens need no call of `make_writable` or `publish`. A number is 0 if unknown.
     num_writable: int = 0  # `make_writable` has nothing to do until the sequence needs this position or a later one
     num_unpublished: int = 0  # `publish` has nothing to do while fewer tokens than this are computed
@@ -64,7 +64,7 @@ class CachePool:
         """Give `held`, which has no pages, the published pages of the first tokens of `token_ids`, at most `max_tokens` of them. Return how
         many tokens these pages cover."""
         found, before = max_tokens, -1
-        while found != before:  # every group must find its pages for the same number of tokens, so repeat until no group shortens it
+        while found != before:  # every group must find its pages for the same number of tokens, so repeat until no group reduces it
             before = found
             for pool in self.pools:
                 found = pool.num_found(held.chain, token_ids, found)
@@ -114,8 +114,8 @@ class CachePool:
     # --- pages to write ------------------------------------------------------------------------------------------------------
 
     def can_admit(self, prompts: Collection[tuple[Held, int, int]], num_spare: int) -> bool:
-        """Return whether every group has enough pages for all prompts and `num_spare` more. Each prompt is given as its pages, and the
-        start and stop of the positions to compute."""
+        """Return whether every group has enough pages for all prompts, and `num_spare` pages more. Each prompt is given as the pages that
+        it holds, and the start and stop of the positions to compute."""
         return all(
             sum(pool.num_to_admit(held.lists[group], start, stop) for held, start, stop in prompts) + num_spare <= pool.num_available
             for group, pool in enumerate(self.pools)

@@ -1,10 +1,10 @@
 """The queue of sequences whose next chunk reads excerpts of images or recordings that are not encoded yet, or whose audio is not heard yet.
 
-The engine encodes in parts, between its steps, so that streams do not wait for a whole excerpt. A sequence keeps its slot and its pages
-while it waits in this queue, and other sequences run. An encoding that has begun goes on until it is done, unless a sequence of a better
-priority waits: the model then drops the parts that have run, and they run again later. An encoding whose parts were dropped gets the better
-priority, so this happens to it at most once for each priority. Among encodings that have not begun and have the same priority, API keys
-take turns.
+The engine encodes in parts, between its steps, so that decoding sequences do not wait for a whole excerpt. A sequence keeps its slot and
+its pages while it waits in this queue, and other sequences run. An encoding that has begun goes on until it is done, unless a sequence of a
+better priority waits: the model then drops the parts that have run, and they run again later. An encoding whose parts were dropped gets the
+better priority, so this happens to it at most once for each priority. Among encodings that have not begun and have the same priority, API
+keys take turns.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class EncodingQueue:
             return self._pace.encoding_s(plan.num_tokens, plan.num_decode)
         if plan.num_tokens > plan.num_idle:
             return 0.0  # the step has tokens of other sequences, which the encodings of idle sequences may delay by only one part
-        # All tokens are of idle sequences. Their streams may wait long, but a new request must not, so the limit is that of a step without
-        # decoding sequences.
+        # All tokens are of idle sequences. Those that decode may wait long, but a new request must not, so the limit is that of a step
+        # without decoding sequences.
         return self._pace.encoding_s(plan.num_tokens, 0)
 
     def observe(self, plan: Plan, encoding_s: float) -> None:

@@ -1,10 +1,10 @@
 """The pace of prefill: how many prompt tokens a step takes in addition to the tokens of decoding sequences.
 
 A decoding sequence waits for each whole step. Over all steps it waits for all work on prompts, whatever the size of their chunks. Chunks
-below the efficient size cost more per token; larger chunks are hardly cheaper per token, and delay the first of several prompts. So a step
-takes prompt tokens of the efficient size in all, or fewer if the step would take longer than `max_gap_s`, the operator's bound. A short
-chunk after a long context takes longer than its number of tokens suggests, so the context is counted as further tokens. The costs of steps
-are measured when the model is loaded, and corrected by later steps.
+below the efficient size (`StepCosts.efficient`) cost more per token; larger chunks are hardly cheaper per token, and delay the first of
+several prompts. So a step takes prompt tokens of the efficient size in all, or fewer if the step would take longer than `max_gap_s`, the
+operator's bound. A short chunk after a long context takes longer than its number of tokens suggests, so the context is counted as further
+tokens. The costs of steps are measured when the model is loaded, and corrected by later steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a step runs, and what is encoded before it."""
+"""The plan of a step: which tokens it runs, and what is encoded before it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Encoding:
     seq: Sequence
     work: Excerpts | Heard  # excerpts are encoded together
     cost: int  # number of prompt tokens whose prefill takes about as long
-    priority: int = field(init=False)  # that of the sequence, or of the encoding for which the model dropped this one's parts
+    priority: int = field(init=False)  # of the sequence or, if better, of the encoding for which the parts of this one were dropped
     has_begun: bool = False  # a part has run since the encoding was chosen, or since its parts were dropped
     is_done: bool = False  # all parts have run
     longest_s: float = 0.0  # about the duration of the longest recent part; 0: no part has run

@@ -166,8 +166,8 @@ class Scheduler:
 
     @property
     def _live_prompt_waits(self) -> bool:
-        """Whether a prompt of another sequence than idle ones waits, or an idle prompt that has got a better priority, because the model
-        dropped its encoding for such a prompt."""
+        """Whether a prompt waits, in the queue or for an encoding, with a better priority than that of batch jobs. A batch job's encoding
+        has such a priority once its parts were dropped for another request."""
         return is_live(self.queue.first_priority) or is_live(self.encoding.first_priority)
 
     def _withdraw_idle(self) -> None:
@@ -318,7 +318,7 @@ class Scheduler:
 
     def _must_encode(self, seq: Sequence, count: int) -> bool:
         """Let `seq` wait if its next `count` tokens read excerpts that are not encoded yet, or audio that is not heard yet. Return whether
-        it waits, or was preempted because there are no pages for its audio."""
+        `seq` waits, or was preempted because there are no pages for its audio."""
         if not self.encoding.must_wait(seq, count):
             return False
         if not self.encoding.hears(seq) or self._make_writable(seq, 1):
@@ -346,7 +346,7 @@ class Scheduler:
 
     def _admit(self, seq: Sequence) -> bool:
         """Give a waiting sequence a slot, and the pages of its beginning that are computed already. Preempt other sequences for it if
-        `_preempt_lower_priority` or `_preempt_greediest` allows that. Return False if it must wait."""
+        `_preempt_lower_priority` or `_preempt_greediest` allows that. Return False if `seq` must wait."""
         if seq.num_awaited or seq in self._preempted:
             return False  # its last rows may still be in flight: wait until their tokens are known
         if seq is self._refused:
@@ -431,9 +431,9 @@ class Scheduler:
         return worst is not seq
 
     def _worst(self, running: list[Sequence]) -> Sequence:
-        """Return the worst-ranked of `running`. If that is a fresh sequence, and more sequences of its key had their turn than are fresh,
-        return the worst-ranked of those instead, if it has the same priority. So the result is never the best-ranked of several
-        sequences."""
+        """Return the worst-ranked of `running`. If that is a fresh sequence, and more running sequences of its key had their turn than are
+        fresh, return the worst-ranked of those that had their turn, if it has the same priority. So the result is never the best-ranked of
+        several sequences."""
         worst = running[-1]
         if worst.had_turn:
             return worst
