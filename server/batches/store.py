@@ -40,7 +40,7 @@ class Store:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """`max_bytes` limits the data of all files. Remove what a killed server has left unfinished. Raise StoreError if the folder has a
-        record that cannot be read, and OSError if the disk refuses something."""
+        record that cannot be read, and OSError if the disk refuses an access."""
         self._folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards `num_bytes`; never held during disk accesses, because the event loop acquires it
@@ -190,8 +190,8 @@ class Store:
             raise refused
 
     def _outdated(self, keep_s: int) -> Iterator[Callable[[], None]]:
-        """Yield a function for each file and each batch that `sweep` removes, which removes it."""
-        expired = [file for file in self.all_files() if file.has_expired]  # before `used`: no batch can begin with these files now
+        """Yield, for each file and each batch that `sweep` removes, a function that removes it."""
+        expired = [file for file in self.all_files() if file.has_expired]  # before `used`, because no batch begins with an expired file
         used = {file_id for batch in self.all_batches() if not batch.has_ended for file_id in batch.file_ids}
         for file in expired:
             if file.id not in used:
@@ -265,7 +265,7 @@ class Upload:
     def finish(self, describe: Callable[[str, int], FileRecord]) -> FileRecord:
         """Write the rest of the file, and keep the file. `describe` makes its record from the id and the number of bytes. Return the
         record. Raise ValueError if the file was abandoned."""
-        with self._writing:  # `abandon` waits, and then removes what is kept here
+        with self._writing:  # `abandon` waits for this, and then removes the kept file
             if self._is_abandoned:
                 raise ValueError(f"upload {self.id} was abandoned")
             self._flush()

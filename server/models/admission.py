@@ -68,7 +68,8 @@ class Admission:
 
     def _check(self, num_sequences: int, num_tokens: int, key: str, constraint: Constraint | None) -> None:
         """Raise KEY_QUOTA if the API key of a request has too much of the queue or too many constraints. Raise QUEUE_FULL if the queue has
-        no room for the request's sequences or prompt tokens. An empty queue has room for any request."""
+        no room for the request's sequences or prompt tokens. Any number of sequences is accepted if the model has none, and any number of
+        prompt tokens if none is queued."""
         if key and self.num_sequences and self.num_sequences + num_sequences > self.max_running:
             self._check_share(key, num_sequences)
         if key and constraint is not None:

@@ -112,7 +112,7 @@ class Budget:
             raise RequestError(ErrorCode.INSUFFICIENT_MEMORY, message)
 
     def as_api_error(self, error: LoadError) -> ApiError:
-        """Return the error that tells a client why a load failed. If memory was short, it also names the models that may be unloaded."""
+        """Return the error that tells a client why a load failed. If memory was short, the error names models that may be unloaded."""
         if not error.required_bytes:
             return ApiError(BY_CODE[error.code], error.message)
         return ApiError(
@@ -152,8 +152,8 @@ class Budget:
             return 0
 
     def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
-        """Return `spec` with the memory that it may take. The bytes of the weights of models that wait to load, and of those of their KV
-        caches that have a given size, stay free. `spec` and the waiting models without a given size share the remaining bytes equally. If
+        """Return `spec` with the memory that it may take. Bytes for other models that wait to load stay free: those of their weights, and
+        of KV caches of a given size. `spec` and the waiting models without a given size share the remaining bytes equally. If
         memory_limit_bytes is set, one more share stays free for models loaded later. If the settings have a default size of KV caches, a
         model without a given size gets this default. `model` is the model that loads; None: this is a dry run."""
         others = [other for other in self._models() if other is not model]

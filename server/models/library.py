@@ -35,7 +35,7 @@ class Pulled:
 
 
 class Library(Protocol):
-    """The models that are downloaded to this machine, and those that can be."""
+    """The models that are downloaded to this machine, and those that can be downloaded."""
 
     @property
     def names(self) -> Container[str]:

@@ -15,8 +15,9 @@ T = TypeVar("T")
 
 
 class Measuring:
-    """A thread that measures processes, because a worker may have hundreds of them, for constraints. It also writes the metrics, because
-    that takes long for a hundred models. It is no thread of the loop's executor, because all of those may be waiting for a disk."""
+    """Measures processes on a thread of its own, because a worker may have hundreds of processes for constraints. The thread also writes
+    the metrics, because that takes long for a hundred models. It is no thread of the loop's executor, because all threads of the executor
+    may be waiting for a disk."""
 
     def __init__(self, metrics: Metrics, models: Callable[[], Sequence[Model]]) -> None:
         self._metrics = metrics

@@ -185,7 +185,7 @@ class Model:
     is_cached: bool = False  # its program and its weights were stored by an earlier load, so it probably loads within seconds
     planned_bytes: int = 0  # bytes that the model will take, planned while it loads; 0 if unknown
     created: int = field(default_factory=lambda: int(time.time()))  # time when its load began, in seconds since 1970
-    usage: Usage = UNUSED  # what the worker's processes used when they were measured last; `Registry.measure` measures them
+    usage: Usage = UNUSED  # what the worker's processes used when they were measured last; `Measuring.measure` measures them
     measured_pid: int | None = None  # process id of the worker that was measured
 
     def measured(self, pid: int | None, usage: Usage) -> None:

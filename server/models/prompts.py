@@ -14,8 +14,8 @@ TAIL = 64  # characters at the end of a prompt, which begin the answer; the next
 
 @dataclass(slots=True, eq=False)
 class LatestPrompts:
-    """Remembers the latest prompts, one for each conversation: a prompt that continues an earlier prompt replaces it. It continues an
-    earlier prompt if it begins with the same characters, the last TAIL characters of the earlier prompt excepted."""
+    """Remembers the latest prompts, one for each conversation: a prompt that continues an earlier prompt replaces it. A prompt continues an
+    earlier one if it begins with all characters of the earlier one but the last TAIL."""
 
     _prompts: OrderedDict[tuple[str, str], None] = field(default_factory=OrderedDict[tuple[str, str], None])
     _num_chars: int = 0

@@ -43,8 +43,8 @@ class Publications:
     """The exports of loaded models, by the names of the models."""
 
     def __init__(self, names: Sequence[str] = (), export: Export | None = None, folder: Path = Path()) -> None:
-        """`names`: the models to publish, each from the call of `begin` on. Each export gets its own folder below `folder`. If `export` is
-        None, nothing is published."""
+        """`names`: the names of the models to publish. `begin` starts the publication of one. Each export gets its own folder below
+        `folder`. If `export` is None, nothing is published."""
         self._names = sorted(names, key=len, reverse=True)  # the longest first, so that `find` prefers it
         self._export = export
         self._folder = folder
@@ -102,8 +102,8 @@ class Publications:
         return found.files[file]
 
     async def _publish(self, made: Publication, export: Export) -> None:
-        """Export a model, and serve its files until the task is cancelled. If the export fails, log why, and keep the reason for
-        requests."""
+        """Export a model, and serve its files until the task is cancelled. If the export fails, log why, and store the reason, which `file`
+        raises."""
         name = made.spec.name
         log.info("exporting %s for browsers", name)
         try:

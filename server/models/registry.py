@@ -188,7 +188,7 @@ class Registry:
 
     def find(self, name: str) -> Model:
         """Return the model of a name or alias, also with the tag `:latest`, which Ollama's clients add to names that have no tag. Raise
-        ApiError if there is none."""
+        ApiError if there is no such model."""
         meant = self._meant(name)
         model = self._models.get(self._aliases.owner(meant) or meant)
         if model is None:
@@ -342,7 +342,7 @@ class Registry:
             model.identity = await asyncio.to_thread(self._identify, model.spec.source)
             spec = await self.budget.claim(model)
             loaded = await self._starter.start(spec, operation.report)
-            try:  # a model proves itself before it replaces another, or takes an alias from it
+            try:  # a model must answer a probe before it replaces another model, or takes an alias from one
                 if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
                     await require_answer(name, loaded, PLAIN)
                 presets, variants = await self._variants(model, loaded, replaces)
@@ -436,7 +436,7 @@ class Registry:
             self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
 
     def _switch(self, old: Model, new: Model) -> None:
-        """Send new requests to `new`. Requests that `old` is running finish there."""
+        """Send new requests to `new`. `old` finishes the requests that it runs."""
         self._models[new.spec.name] = new
         self._replacements.remove(new)
         self._replacements.retire(old)

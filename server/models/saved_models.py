@@ -46,9 +46,9 @@ class SavedModels:
         self._specs.pop(name, None)
 
     def write(self, loaded: Iterable[ModelSpec]) -> None:
-        """Begin to write the file. `loaded` are the models that are loaded. If an alias of another saved model is the name or an alias of a
-        loaded one, the other model loses this alias; if its name is, it is removed from the file. Otherwise one of two models with the same
-        name would not load at the next start."""
+        """Begin to write the file. `loaded` are the models that are loaded. No other saved model may have a name or an alias of a loaded
+        model: if its alias is one, it loses this alias; if its own name is one, it is removed from the file. Otherwise one of two models
+        with the same name would not load at the next start."""
         found = {spec.name: spec for spec in loaded}
         taken = {name for spec in found.values() for name in (spec.name, *spec.aliases)}
         self._specs = {name: spec.without(taken) for name, spec in self._specs.items() if name in found or name not in taken} | found

@@ -23,7 +23,7 @@ CACHED = re.compile(r"/models--[^/]+?--([^/]+?)(?:/snapshots(?:/[^/]+)?)?/?$")  
 HOSTS = tuple(f"{scheme}{host}/" for scheme in ("https://", "") for host in ("huggingface.co", "hf.co"))
 GGUF = ".gguf"
 MOST_LEVELS = 2  # levels of folders below the model root: NAME, or ORGANISATION/NAME
-MOST_ENTRIES = 4096  # entries of folders that `offered` examines
+MOST_ENTRIES = 4096  # largest number of entries of folders that `offered` examines
 DOWNLOADABLE = "a name of the catalogue, or ORGANISATION/NAME or ORGANISATION/NAME:FILE"
 NO_UNICODE = "leads to a path that is no Unicode; rename it"
 
@@ -156,7 +156,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _offer(root: Path, path: Path, files: list[Path]) -> Offer:
-    """Return the offer of a folder or file `path`. `files` are those whose sizes and times of change count."""
+    """Return the offer of a folder or file `path`. The size and the time of change are those of `files`."""
     states = [file.stat() for file in files]
     modified_s = max(state.st_mtime for state in states or [path.stat()])
     return Offer(str(path.relative_to(root)), str(settled(path)), sum(state.st_size for state in states), modified_s)

@@ -40,7 +40,7 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     # whether answers may contain thoughts; None: true if the vocabulary has tokens for think blocks, or if the format writes thoughts
     # without such blocks (harmony)
     reasoning: bool | None = None
-    defaults: Defaults = Defaults()  # defaults for requests; they win over those of the file beside the model
+    defaults: Defaults = Defaults()  # defaults for requests; they win over those of the defaults file beside the model
     presets: dict[str, Defaults] = msgspec.field(
         default_factory=dict
     )  # the defaults of aliases that have their own, which win over those of the model

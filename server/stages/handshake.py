@@ -35,8 +35,8 @@ class TurnedAway(HandshakeFailed):
 
 
 def introduce(connection: socket.socket, secret: str) -> None:
-    """Introduce this worker to a host. A timeout of the connection stays set. Raise TurnedAway if the host ends the connection at once,
-    HandshakeFailed if the host does not know the secret or does not answer in time, or OSError if the connection fails later."""
+    """Introduce this worker to a host. Afterwards, the connection still has a timeout. Raise TurnedAway if the host ends the connection at
+    once, HandshakeFailed if the host does not know the secret or does not answer in time, or OSError if the connection fails later."""
     end_s = time.monotonic() + HANDSHAKE_S
     ours = secrets.token_bytes(NONCE_BYTES)
     try:
@@ -55,8 +55,8 @@ def introduce(connection: socket.socket, secret: str) -> None:
 
 
 def welcome(connection: socket.socket, secret: str) -> None:
-    """Let a worker introduce itself to this host. A timeout of the connection stays set. Raise HandshakeFailed if the worker is of another
-    version, does not know the secret, or does not answer in time, or OSError if the connection fails."""
+    """Let a worker introduce itself to this host. Afterwards, the connection still has a timeout. Raise HandshakeFailed if the worker is of
+    another version, does not know the secret, or does not answer in time, or OSError if the connection fails."""
     end_s = time.monotonic() + HANDSHAKE_S
     if _read(connection, len(MAGIC), end_s) != MAGIC:
         raise HandshakeFailed("it is no worker of this version of relaxserve")

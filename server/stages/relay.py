@@ -53,7 +53,7 @@ class Relay:
         self.num_parts = num_parts
         self.shares_cores = shares_cores  # all stages run on the same machine
         self.waited_s = 0.0  # time spent in `receive`
-        self.on_working: WorkingFn = lambda _cpu_s: None  # called on a thread of a stage, for each Working of that stage
+        self.on_working: WorkingFn = lambda _cpu_s: None  # called on the thread of a stage, for each Working message of that stage
         self._links = list(links)
         self._cpu_s = [0.0] * len(links)
         self._fault: StageLost | None = None
