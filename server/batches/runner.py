@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 16  # requests at a time for a model that is not loaded
 LONGEST_WAIT_S = 30.0  # longest time between two tries of a line
-AGAIN_S = 60.0  # time after which a batch that an error has stopped goes on
+AGAIN_S = 60.0  # pause of a batch that an error has stopped, before the batch goes on
 READ_AT_ONCE = 64  # lines read from the disk at a time
 AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)  # statuses after which a line is tried again
 T = TypeVar("T")
@@ -49,7 +49,8 @@ class Run:
 
 
 class Slot:
-    """The place of a line among those that run at the same time for a model. It is given back once, however often `release` is called."""
+    """The place of a line among those that run at the same time for a model. The place is given back once, however often `release` is
+    called."""
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots: asyncio.Semaphore | None = slots
@@ -259,7 +260,7 @@ class Runner:
 
 async def _is_slot_taken(slots: asyncio.Semaphore, stopped: asyncio.Event) -> bool:
     """Take a slot and return True, or return False, without a slot, if `stopped` is set before there is one. If this task is cancelled, a
-    slot that it has just got is given back."""
+    slot that the task has just got is given back."""
     tasks = [asyncio.create_task(slots.acquire()), asyncio.create_task(stopped.wait())]
     is_taken = False
     try:

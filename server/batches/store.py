@@ -44,7 +44,7 @@ class Store:
         self._folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards `num_bytes`; never held during disk accesses, because the event loop acquires it
-        self._recording = threading.Lock()  # held while a record is written; the event loop waits for it, too, when it creates a batch
+        self._recording = threading.Lock()  # held while a record is written; the event loop also acquires it, when it creates a batch
         self._appending = threading.Lock()  # held while a line is written to a file, which may take long
         # Uploads have threads of their own: those of the loop's executor tokenize the texts of other requests.
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="uploads")
@@ -239,8 +239,8 @@ class Store:
 
 
 class Upload:
-    """A file while it arrives. It is kept by `finish`, and otherwise removed by `abandon`. All methods but `add` wait for the disk, so
-    they run on a thread of `Store.on_disk`."""
+    """A file while it arrives. `finish` keeps the file; otherwise, `abandon` removes it. All methods but `add` wait for the disk, so they
+    run on a thread of `Store.on_disk`."""
 
     def __init__(self, store: Store, file_id: str) -> None:
         self.store = store

@@ -49,8 +49,8 @@ class OverlappedEngine(Engine):
 
     def _next_plan(self) -> Plan:
         """Return the settled plan of this step: the plan made while the last step ran, extended by requests that have arrived since. If
-        there is none, or it has no items left, make another plan. The new plan also gets the page copies of the first one, because a
-        sequence that was taken out of the first plan to wait for its image still holds the target pages."""
+        there is no such plan, or if it has no items left, make another plan. The new plan also gets the page copies of the first one,
+        because a sequence that was taken out of the first plan to wait for its image still holds the target pages."""
         copies: list[Copy] = []
         if self._is_planned:
             self._is_planned = False

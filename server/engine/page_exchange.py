@@ -159,8 +159,8 @@ class PageExchange:
         """Begin to fetch pages of the prompt from the server that a request names. Return True if the request has to wait for them. Fetch
         nothing and return False in each of these cases: the request names no server; no unfinished choice may reuse a whole page
         (`Sequence.num_reusable`); this server holds all whole pages already; the named server would have to compute a prompt with images or
-        audio; computing the pages here is probably faster; MOST_TRANSFERS transfers are under way; the named server has failed a short time
-        ago."""
+        audio; computing the pages here is probably faster; MOST_TRANSFERS transfers are under way; the named server has failed in the last
+        `Peering.avoid_s` seconds."""
         giver, submit = request.submit.giver, request.submit
         living = (seq for seq in request.sequences if seq.stage is not Stage.FINISHED)
         seq = next((seq for seq in living if seq.num_reusable >= PAGE_SIZE), None)
@@ -243,9 +243,9 @@ class PageExchange:
         return True
 
     def _receive(self, request: Request, taking: Taking) -> bool:
-        """Look for the next arrival. Return True if there are pages to write, and False otherwise. End the transfer if it has failed, has
-        ended before its last page, or takes too long. End it also if the giver offers nothing, offers more than fits, or sends something
-        that it was not asked for or has not offered."""
+        """Handle the next arrival of a transfer, if there is one. Return True if there are pages to write, and False otherwise. End the
+        transfer if it has failed, has ended before its last page, or takes too long. End it also if the giver offers nothing, offers more
+        than fits, or sends something that it was not asked for or has not offered."""
         try:
             arrival = taking.transfer.arrivals.get_nowait()
         except queue.Empty:
@@ -303,7 +303,7 @@ class PageExchange:
 
     def _end(self, request: Request, taking: Taking, fault: str, *, blames: bool = True) -> None:
         """End a transfer: its request need not wait any longer. `fault` says why pages are missing, or is empty if no page is missing. If
-        the giver is to blame (`blames`), it is not asked again for a while."""
+        the giver is to blame (`blames`), it is not asked again for `Peering.avoid_s` seconds."""
         del self._takings[request]
         taking.transfer.cancel()
         self._waited_s += self._clock() - taking.began_s
@@ -321,7 +321,7 @@ class PageExchange:
             log.warning("pages of %s:%d were not taken, and the prompt is computed here: %s", giver.host, giver.port, fault)
 
     def _has_failed(self, giver: Giver) -> bool:
-        """Return whether a server has failed a short time ago. Forget the failures that are older."""
+        """Return whether a server has failed in the last `Peering.avoid_s` seconds. Forget older failures."""
         since_s = self._clock() - self._peering.avoid_s
         self._failed_s = {other: failed_s for other, failed_s in self._failed_s.items() if failed_s > since_s}
         return (giver.host, giver.port) in self._failed_s

@@ -223,9 +223,9 @@ class Requests:
 
     def _go_on(self, seq: Sequence) -> None:
         """Continue or end a parked sequence if its matcher has answered. If the matcher has answered with a mask, queue the sequence again.
-        If it has answered with its state after the last token, first append the tokens that the matcher forces, or end the sequence. The
-        sequence stays parked while the matcher is late; the matcher may be late again after forced tokens. Raise ConstraintError if the
-        constraint cannot be followed."""
+        If the matcher has answered with its state after the last token, first append the tokens that the matcher forces, or end the
+        sequence. The sequence stays parked while the matcher is late; the matcher may be late again after forced tokens. Raise
+        ConstraintError if the constraint cannot be followed."""
         assert seq.matcher is not None
         if not seq.matcher.poll():
             return
@@ -347,7 +347,7 @@ class Requests:
         self._outbox.send(Failed(request.submit.request_id, code, message))
 
     def _drop(self, request: Request) -> None:
-        """Free all that a request holds, and forget it."""
+        """Free the slots, pages and matchers of a request's choices, and forget the request."""
         for seq in request.sequences:
             if seq.stage is not Stage.FINISHED:
                 self._finish(seq)

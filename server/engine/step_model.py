@@ -1,8 +1,8 @@
 """The interface between the engine and a model.
 
-A step of a causal model is ragged: a batch says which tokens run, where each cache group stores them, and which rows are requested. A batch
-has `t` tokens of `s` sequences, prefill and decode mixed; the tokens of one sequence are contiguous. An encoder's step takes whole texts
-and keeps nothing between steps.
+A step of a causal model is ragged: a batch says which tokens run, where each cache group stores them, and which rows of logits or hidden
+states are requested. A batch has `t` tokens of `s` sequences, prefill and decode mixed; the tokens of one sequence are contiguous. An
+encoder's step takes whole texts and keeps nothing between steps.
 """
 
 from __future__ import annotations

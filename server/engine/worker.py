@@ -128,7 +128,7 @@ def serve_worker(socket_fd: int, build: Build) -> None:
 
 def _end_without(name: str, lost: StageLost) -> None:
     """End this process because a stage is lost. If no request can be the cause, end by SIGKILL, which the front counts only a little
-    against the running requests (`ledger.KILLED`). Otherwise end with an error, which the front counts against them as it counts a
+    against the running requests (`ledger.KILLED`). Otherwise end with an error, which the front counts against these requests like a
     crash."""
     log.critical("the worker of %s ends, because it cannot go on without a stage: %s", name, lost)
     logging.shutdown()
@@ -201,7 +201,7 @@ class Worker:
                 self._handle(self._channel.inbox.get_nowait())
 
     def _report_card(self) -> None:
-        """Send the usage of the GPU if the last report was CARD_S seconds ago. Do nothing if the model runs on none, or the usage is not
+        """Send the usage of the GPU if the last report was CARD_S seconds ago. Do nothing if the model runs on no GPU, or the usage is not
         known."""
         if self._card_usage is not None and self._clock() >= self._next_report_s:
             self._next_report_s = self._clock() + CARD_S
@@ -268,7 +268,8 @@ def engine_of(
 ) -> Engine | Embedder:
     """Return the engine for a model: an Embedder for an encoder, otherwise an Engine. `publish` sends a message to the front. With
     `logs_cache`, the engine also publishes the changes of its prefix cache. `peering` says how pages are exchanged with other servers;
-    None: not at all. A model that is divided, into stages or over GPUs, never exchanges pages: the `page_bytes` of its groups are 0."""
+    None: no pages are exchanged. A model that is divided, into stages or over GPUs, never exchanges pages: the `page_bytes` of its groups
+    are 0."""
     if model.step_model is None:
         assert model.embed_model is not None, "a model that does nothing"
         return Embedder(model.embed_model, publish)

@@ -30,7 +30,7 @@ class Admission:
         self.max_at_once = min(2 * max_running, self.max_sequences)
         self.max_queued_tokens = max_queued_tokens
         self.max_constraints = max_constraints  # most different constraints that the requests of one key may have
-        # Requests that are admitted and have not ended. This number and the next two leave out requests of batches.
+        # Requests that are admitted and have not ended. All counts below leave out requests of batches, which `_idle` counts.
         self.num_requests = 0
         self.num_sequences = 0
         self.num_queued_tokens = 0
@@ -53,8 +53,9 @@ class Admission:
         """Admit a request with `num_sequences` sequences and `num_tokens` prompt tokens, and return its lease. Raise QUEUE_FULL, with the
         time after which to retry, if the queue has no room, or KEY_QUOTA if the API key has too much of the queue or too many constraints.
         If no other request holds a lease at present, the request is always admitted, because otherwise a retry could never succeed. A
-        further part of a request that `has_begun` is always admitted, too, because otherwise its earlier parts would have been in vain.
-        `key` identifies the API key, on a server that has keys. Requests of batches (`is_idle`) are counted separately."""
+        further part of a request whose earlier parts were admitted (`has_begun`) is always admitted, because otherwise those parts would
+        have been in vain. `key` identifies the API key, on a server that has keys. Requests of batches (`is_idle`) are counted
+        separately."""
         if is_idle:
             return self._of_batches.admit(num_sequences, num_tokens, key, constraint, has_begun=has_begun)
         if not has_begun:

@@ -31,7 +31,7 @@ class Budget:
     The memory of a load that runs alone is not estimated. When a second load begins, the planner estimates the memory of the first. Without
     a limit or a planner, the second load waits until the first has ended, because only then is it known how much memory is left.
 
-    Cached models load within seconds, so they load first: other loads wait for them. They themselves wait for running loads of unknown size
+    Cached models load within seconds, so they load first: other loads wait for them. Cached models wait for running loads of unknown size
     only if the memory has a limit.
     """
 

@@ -136,8 +136,8 @@ class Registry:
             self._starting.append(await self._load_or_fail(spec))
 
     async def _load_or_fail(self, spec: ModelSpec) -> Operation:
-        """Begin a load. If it is refused, for example because its name is an alias of another model, record a failed operation, so that the
-        other models still start."""
+        """Begin a load. If the load is refused, for example because the model's name is an alias of another model, record a failed
+        operation, so that the other models still start."""
         try:
             return await self.load(spec)
         except ApiError as error:
@@ -471,7 +471,7 @@ class Registry:
         model.state = ModelState.DRAINING
         log.info("unloading %s, with %g s for running requests", model.spec.name, drain_s)
         try:
-            # first: while anything else is awaited, the replacement could take the model's place
+            # first: during any other `await`, the replacement could take the model's place
             if (replacement := self._replacements.coming(name)) is not None:
                 await self.cancel(replacement.operation)
             before_bytes = await self.measuring.resident_bytes()

@@ -5,7 +5,8 @@ one or more sequences. A full page is *published* under the digest of all tokens
 beginning can share it. A page is written by a step only while one sequence holds it and it is not published; otherwise `make_writable`
 copies it. A page of another server is published by `adopt` and written before the next step.
 
-In a group with a window, a sequence gives back the pages that no later token reads. Its list then has 0 in place of their numbers.
+In a group with a window, a sequence gives back the pages that no later token reads. The sequence's list then has 0 in place of the numbers
+of these pages.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Chain:
     digests: list[bytes] = field(default_factory=list[bytes])
 
     def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
-        """Return the digest of the PAGE_SIZE tokens with index `index`. It covers the previous digest and the excerpts that begin among
-        these tokens, and so identifies the whole beginning of the sequence."""
+        """Return the digest of the PAGE_SIZE tokens with index `index`. The digest covers the previous digest and the excerpts that begin
+        among these tokens, and so identifies the whole beginning of the sequence."""
         while index >= len(self.digests):
             parent = self.digests[-1] if self.digests else blake2b(self.salt, digest_size=16).digest()
             first = len(self.digests) * PAGE_SIZE

@@ -100,7 +100,7 @@ class Scheduler:
         self.queue.push(seq)
 
     def rewind(self, seq: Sequence) -> None:
-        """Continue a sequence after its last tokens were removed. It keeps its slot. None of its rows may be in flight."""
+        """Continue a sequence after its last tokens were removed. The sequence keeps its slot. None of its rows may be in flight."""
         self._unplan(seq)
         assert not seq.num_awaited, seq
         seq.num_computed = self.pool.rewind(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known - 1))
@@ -108,8 +108,8 @@ class Scheduler:
         seq.num_reused = min(seq.num_reused, seq.num_computed)
 
     def schedule(self) -> Plan:
-        """Make the plan of the next step, and return it. It stays open until `settle`, and is empty while paused. First publish the pages
-        that the last settled plan has filled, and queue the choices that waited for a prompt in that plan."""
+        """Make the plan of the next step, and return it. The plan stays open until `settle`, and is empty while paused. First publish the
+        pages that the last settled plan has filled, and queue the choices that waited for a prompt in that plan."""
         assert not self._open.items
         for seq in self._launched:
             if seq.slot >= 0:  # it still runs
@@ -147,7 +147,7 @@ class Scheduler:
                 break
             self._plan_prompt(seq, budget)
             if seq in self.encoding:
-                continue  # other prompts run meanwhile
+                continue  # `seq` waits for its images or audio, so other prompts may run
             if seq not in plan.items or not plan.items[seq].draws:
                 break  # this step has no budget, pages or rows for the rest of the prompt
         return plan
