@@ -1,1 +1,1 @@
-"""Keep and run batches: files of requests that get only what other requests leave free."""
+"""Store and run batches: files of requests, which use only the capacity that other requests leave free."""

@@ -48,7 +48,7 @@ async def call(app: ASGIApp, path: str, body: bytes, passed: Passed, client: str
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
-        """Take the beginning of the answer, or a piece of its body."""
+        """Store the status and headers of the answer, or a piece of its body."""
         if message["type"] == "http.response.start":
             answer.status = message["status"]
             answer.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in message["headers"]}

@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 
 DAY_S = 86400
-INPUT, REQUESTS = "batch", "requests"  # purposes of input files; `requests` are those in the body of an Anthropic batch
+INPUT, REQUESTS = "batch", "requests"  # purposes of input files; "requests": a file with the requests from the body of an Anthropic batch
 
 
 class Status(StrEnum):

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 16  # requests at a time for a model that is not loaded
 LONGEST_WAIT_S = 30.0  # longest time between two tries of a line
-AGAIN_S = 60.0  # time after which a batch that an error has stopped goes on
+AGAIN_S = 60.0  # pause of a batch that an error has stopped, before the batch goes on
 READ_AT_ONCE = 64  # lines read from the disk at a time
 AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)  # statuses after which a line is tried again
 T = TypeVar("T")
@@ -49,7 +49,8 @@ class Run:
 
 
 class Slot:
-    """The place of a line among those that run at the same time for a model. It is given back once, however often `release` is called."""
+    """The place of a line among those that run at the same time for a model. The place is given back once, however often `release` is
+    called."""
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots: asyncio.Semaphore | None = slots
@@ -70,7 +71,8 @@ class Runner:
         self._app = app
         self._max_line_bytes = max_line_bytes
         self._keep_s = keep_s
-        # By model and by the size of its batch, which another load may change, while lines run; "": all models that are not loaded.
+        # Semaphores, by the model's name ("": all models that are not loaded) and by the number of lines at a time. Another load of a model
+        # may change this number. A semaphore is freed once no line uses it.
         self._slots: WeakValueDictionary[tuple[str, int], asyncio.Semaphore] = WeakValueDictionary()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by the batch's id, like _runs
         self._runs: dict[str, Run] = {}
@@ -125,7 +127,7 @@ class Runner:
     async def _whole(self, run: Run) -> None:
         """Run a batch to its end, from the stage that it has reached."""
         record = run.record
-        if not record.total or record.faults:  # with faults, the last try could not write that the batch has failed
+        if not record.total or record.faults:  # if there are faults, an earlier try could not store that the batch has failed
             await self._validate(record)
         if record.has_ended:
             return
@@ -181,7 +183,7 @@ class Runner:
                     break
                 slot = Slot(slots)
                 task = tasks.create_task(self._answer(run, line, slot))
-                task.add_done_callback(lambda _, slot=slot: slot.release())  # after an error too, even if the task never began
+                task.add_done_callback(lambda _, slot=slot: slot.release())  # also after an error, and if the task never began
 
     def _slots_of(self, model: str | None) -> asyncio.Semaphore:
         """Return the semaphore that limits how many lines run at the same time for a model. Batches wait for it in the order of arrival."""
@@ -241,7 +243,7 @@ class Runner:
                     record.unanswered += 1
         for file_id, kind in ((record.output_file_id, "output"), (record.error_file_id, "errors")):
             self._publish(record, file_id, kind)
-        # a new dictionary: this is a thread, and the event loop may be describing the batch
+        # a new dictionary, because the event loop may be reading the old one while this runs on another thread
         record.times = {**record.times, Status.FINALIZING: record.times.get(Status.FINALIZING, now())}
         self._store.end(record, Status.CANCELLED if is_cancelled else Status.EXPIRED if record.unanswered else Status.COMPLETED)
         log.info("batch %s %s: %d answers, %d errors", record.id, record.status, record.completed, record.failed)
@@ -258,7 +260,7 @@ class Runner:
 
 async def _is_slot_taken(slots: asyncio.Semaphore, stopped: asyncio.Event) -> bool:
     """Take a slot and return True, or return False, without a slot, if `stopped` is set before there is one. If this task is cancelled, a
-    slot that it has just got is given back."""
+    slot that the task has just got is given back."""
     tasks = [asyncio.create_task(slots.acquire()), asyncio.create_task(stopped.wait())]
     is_taken = False
     try:
@@ -273,7 +275,7 @@ async def _is_slot_taken(slots: asyncio.Semaphore, stopped: asyncio.Event) -> bo
 
 
 async def _in_portions(items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield items that another thread reads from the disk, some at a time."""
+    """Yield items that another thread reads from the disk, READ_AT_ONCE at a time."""
     iterator = iter(items)
 
     def portion() -> list[T]:

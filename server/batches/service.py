@@ -92,8 +92,8 @@ class Batches:
         )
 
     async def delete_file(self, file: FileRecord) -> None:
-        """Delete a file. No batch begins with it while a thread removes it. If the disk refuses to remove it, keep its record. Raise
-        ApiError if a batch that has not ended uses it."""
+        """Delete a file. While a thread removes the file, no batch can begin with it. If the disk refuses the removal, keep the file's
+        record. Raise ApiError if a batch that has not ended uses it."""
         store = self.store
         for batch in store.all_batches():
             if not batch.has_ended and file.id in batch.file_ids:
@@ -169,7 +169,7 @@ class Batches:
             self._opened[1].cancel(record)
 
     def delete(self, record: BatchRecord) -> None:
-        """Forget a batch that has ended, with its files. Raise ApiError if it has not ended."""
+        """Remove a batch that has ended, and its files. Raise ApiError if it has not ended."""
         if not record.has_ended:
             raise ApiError(CONFLICTING_BATCH, f"batch {record.id} is {record.status}; cancel it first", param="batch_id")
         for file_id in record.file_ids:

@@ -40,11 +40,11 @@ class Store:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """`max_bytes` limits the data of all files. Remove what a killed server has left unfinished. Raise StoreError if the folder has a
-        record that cannot be read, and OSError if the disk refuses something."""
+        record that cannot be read, and OSError if the disk refuses an access."""
         self._folder = folder
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards `num_bytes`; never held while the disk works, because the event loop takes it
-        self._recording = threading.Lock()  # held while a record is written; the event loop waits for it, too, when it creates a batch
+        self._lock = threading.Lock()  # guards `num_bytes`; never held during disk accesses, because the event loop acquires it
+        self._recording = threading.Lock()  # held while a record is written; the event loop also acquires it, when it creates a batch
         self._appending = threading.Lock()  # held while a line is written to a file, which may take long
         # Uploads have threads of their own: those of the loop's executor tokenize the texts of other requests.
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="uploads")
@@ -103,7 +103,7 @@ class Store:
         (self._folder / "files" / f"{file_id}.json").unlink(missing_ok=True)
         self.files.pop(file_id, None)
         size = 0
-        with suppress(FileNotFoundError):  # maybe because another thread removes it meanwhile, and counts its bytes
+        with suppress(FileNotFoundError):  # another thread may have removed the data meanwhile, and counted its bytes
             num_bytes = path.stat().st_size
             path.unlink()
             size = num_bytes
@@ -178,8 +178,8 @@ class Store:
 
     def sweep(self, keep_s: int) -> None:
         """Remove expired files that no running batch uses, and batches that ended at least `keep_s` seconds and at least a day ago. The
-        requests of an Anthropic batch go with it. Raise OSError if the disk refuses to remove one of them; the others are removed
-        nevertheless."""
+        file with the requests of an Anthropic batch is removed with the batch. Raise OSError if the disk refuses to remove one of them; the
+        others are removed nevertheless."""
         refused: OSError | None = None
         for remove in self._outdated(keep_s):
             try:
@@ -190,8 +190,8 @@ class Store:
             raise refused
 
     def _outdated(self, keep_s: int) -> Iterator[Callable[[], None]]:
-        """Yield a function for each file and each batch that `sweep` removes, which removes it."""
-        expired = [file for file in self.all_files() if file.has_expired]  # first: no batch begins with a file that has expired
+        """Yield, for each file and each batch that `sweep` removes, a function that removes it."""
+        expired = [file for file in self.all_files() if file.has_expired]  # before `used`, because no batch begins with an expired file
         used = {file_id for batch in self.all_batches() if not batch.has_ended for file_id in batch.file_ids}
         for file in expired:
             if file.id not in used:
@@ -223,8 +223,8 @@ class Store:
             file.write(msgspec.json.encode(record))
 
     def _remove_unknown_data(self) -> None:
-        """Remove the data of uploads that a killed server has not finished, and requests of Anthropic batches that do not exist. Keep the
-        files that running batches write, which have no record yet."""
+        """Remove the data of uploads that a killed server has not finished, and files with the requests of Anthropic batches that do not
+        exist. Keep the files that running batches write, which have no record yet."""
         named = {batch.input_file_id for batch in self.batches.values()}
         for file in [file for file in self.files.values() if file.purpose == REQUESTS and file.id not in named]:
             del self.files[file.id]
@@ -239,8 +239,8 @@ class Store:
 
 
 class Upload:
-    """A file while it arrives. It is kept by `finish`, and otherwise removed by `abandon`. All methods but `add` wait for the disk, so
-    they run on a thread of `Store.on_disk`."""
+    """A file while it arrives. `finish` keeps the file; otherwise, `abandon` removes it. All methods but `add` wait for the disk, so they
+    run on a thread of `Store.on_disk`."""
 
     def __init__(self, store: Store, file_id: str) -> None:
         self.store = store
@@ -265,7 +265,7 @@ class Upload:
     def finish(self, describe: Callable[[str, int], FileRecord]) -> FileRecord:
         """Write the rest of the file, and keep the file. `describe` makes its record from the id and the number of bytes. Return the
         record. Raise ValueError if the file was abandoned."""
-        with self._writing:  # `abandon` waits, and then removes what is kept here
+        with self._writing:  # `abandon` waits for this, and then removes the kept file
             if self._is_abandoned:
                 raise ValueError(f"upload {self.id} was abandoned")
             self._flush()
@@ -278,7 +278,7 @@ class Upload:
         """Remove the file, even if it was finished."""
         with self._writing:
             self._is_abandoned = True
-            with suppress(OSError):  # a full disk refuses what is left to write
+            with suppress(OSError):  # closing fails if the disk has no room for the buffered bytes
                 self._file.close()
         self.store.delete_file(self.id, self.num_bytes)
 

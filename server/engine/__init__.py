@@ -1,1 +1,1 @@
-"""The engine of a worker: admit, schedule, run, sample, publish."""
+"""The engine of a worker: admit, schedule, encode, run, sample, publish."""

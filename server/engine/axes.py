@@ -1,9 +1,9 @@
 """Compute the three coordinates of each token, by which some vision models rotate queries and keys (M-RoPE of Qwen2-VL).
 
-The three coordinates of a token of text or audio are equal. An image token has the coordinate at which its image begins, then that
-coordinate plus the token's row in the image, then that coordinate plus its column. The text after an image goes on at the largest
-coordinate plus one, so an image may take fewer coordinates than it has tokens. A token's coordinates follow from its position and from the
-sizes and positions of the images up to it.
+The three coordinates of a token of text or audio are equal. The coordinates of an image token are the coordinate at which the image begins,
+this coordinate plus the token's row in the image, and this coordinate plus the token's column. The text after an image goes on at the
+largest coordinate plus one, so an image may span fewer coordinates than it has tokens. A token's coordinates follow from its position and
+from the sizes and positions of the images up to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def axes_of(excerpts: Sequence[PlacedExcerpt], start: int, stop: int) -> NDArray
     for placed in among(excerpts, start, stop):
         found[max(placed.stop - start, 0) :] = np.arange(max(placed.stop, start), stop, dtype=np.int32)[:, None] + placed.offset
         if isinstance(placed.excerpt, Clip):
-            continue  # its tokens follow each other in time, as those of text do
+            continue  # the tokens of a clip have three equal coordinates, as those of text
         first, last = max(placed.start, start), min(placed.stop, stop)
         rows, columns = np.divmod(np.arange(first - placed.start, last - placed.start, dtype=np.int32), placed.excerpt.columns)
         found[first - start : last - start] = placed.origin + np.stack([np.zeros_like(rows), rows, columns], axis=1)

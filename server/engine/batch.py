@@ -29,7 +29,7 @@ class _Prepared:
     plan: Plan
     num_changes: int
     batch: StepBatch
-    unfinished: list[tuple[int, Item]]  # items of several tokens that were not all known, and where the items begin in the batch
+    unfinished: list[tuple[int, Item]]  # where items begin in the batch, and items of several tokens that were not all known
     singles: list[Item]  # items of one token, the last ones of the batch
 
     def shows(self, plan: Plan) -> bool:
@@ -45,9 +45,9 @@ class BatchBuilder:
         self._has_axes = limits.three_axes
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
-        # per group and row: number of first entries that show pages; all later entries are 0
+        # per group and row: number of leading entries that are pages; all later entries are 0
         self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]
-        # per row: the sequence that its table shows, and the version of that sequence's pages
+        # per row: the sequence whose pages it shows, and their `Held.version`
         self._shown: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs
         self._ramp = np.arange(max(limits.max_tokens, limits.max_seqs) + 1, dtype=np.int32)
         self._prepared: _Prepared | None = None
@@ -125,7 +125,7 @@ class BatchBuilder:
 
     def _places(self, items: list[Item], seq_ids: Ints, positions: Ints, longest: int) -> tuple[Places, ...]:
         """Write the pages that have changed into the page tables. Return, for each cache group, where the keys and values of the tokens are
-        stored, and the rows of its page table. `longest` is the length of the longest context."""
+        stored, and the page-table rows of the items' sequences. `longest` is the length of the longest context."""
         slots: list[int] = []
         for item in items:
             seq = item.seq
@@ -150,8 +150,8 @@ class BatchBuilder:
 
 
 def _seen(items: list[Item], query_starts: Ints) -> tuple[ExcerptTokens, ...]:
-    """Return the excerpts that have tokens in this step: one entry for each run of tokens. `query_starts` has the first token of each
-    item."""
+    """Return the excerpts that have tokens in this step: one entry for each run of tokens. `query_starts` has, for each item, the index of
+    its first token in the batch."""
     found: list[ExcerptTokens] = []
     for item, first in zip(items, query_starts, strict=False):
         excerpts = item.seq.request.excerpts
@@ -166,7 +166,7 @@ def _seen(items: list[Item], query_starts: Ints) -> tuple[ExcerptTokens, ...]:
 
 
 def _axes(items: list[Item], positions: Ints) -> Ints | None:
-    """Return the coordinates of the tokens of a step, [tokens, 3], or None if no sequence has images or audio."""
+    """Return the coordinates of the tokens of a step, [tokens, 3], or None if no sequence of the step has images or audio."""
     if not any(item.seq.request.excerpts for item in items):
         return None
     found = along_positions(positions)

@@ -1,7 +1,7 @@
-"""The worker's end of the Unix socket to the front, the process that serves HTTP. A message is MessagePack after four little-endian bytes
-of length. The excerpts of a request are sent before it, one message each, so that no message keeps the front's event loop busy for long. A
-message that is too large or cannot be written is not sent. If it brings a request, an embedding or pages, only its request fails; otherwise
-the channel counts as lost, and the worker ends.
+"""The worker's end of the Unix socket to the front, the process that serves HTTP. Each message is sent as its length in four little-endian
+bytes, then its MessagePack encoding. The excerpts of a request are sent before the request, one message each, so that no message keeps the
+front's event loop busy for long. A message that is too large or cannot be encoded is not sent. If it belongs to a request (see `refused`),
+only this request fails; otherwise the channel counts as lost, and the worker ends.
 
 The engine's thread never touches the socket: one thread reads into a bounded inbox, one writes from an outbox. While the front does not
 read, the outbox fills up; the engine then runs no steps, but still takes in messages, such as aborts.
@@ -44,12 +44,12 @@ decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 class ChannelError(Exception):
-    """A message is too large or cannot be written, or the length in front of a received message is too large."""
+    """A message is too large or cannot be encoded, or the length in front of a received message is too large."""
 
 
 def frames(message: FromFront) -> Iterator[bytearray]:
-    """Yield the frames of a message: one for each excerpt of a request, then one for the rest. Raise ChannelError if one is too large or
-    cannot be written."""
+    """Yield the frames of a message: one for each excerpt of a request, then one for the message without its excerpts. Raise ChannelError
+    if a frame is too large or cannot be encoded."""
     if isinstance(message, Submit) and message.excerpts:
         for excerpt in message.excerpts:
             yield frame(Part(message.request_id, excerpt))
@@ -58,8 +58,8 @@ def frames(message: FromFront) -> Iterator[bytearray]:
 
 
 def frame(message: FromFront | Part | FromWorker) -> bytearray:
-    """Return an encoded message with its length before it. Raise ChannelError if it is too large, or has a number of more than 64 bits or
-    a text that is no Unicode."""
+    """Return an encoded message with its length before it. Raise ChannelError if the message is too large, or has an integer of more than
+    64 bits or a text that is not valid Unicode."""
     found = bytearray(LENGTH_BYTES)
     try:
         encode_into(message, found, LENGTH_BYTES)
@@ -70,7 +70,7 @@ def frame(message: FromFront | Part | FromWorker) -> bytearray:
 
 
 def payload_bytes(header: bytes) -> int:
-    """Return the length of a message from the LENGTH_BYTES before it. Raise ChannelError if it is too large."""
+    """Return the length of a message in bytes, from the LENGTH_BYTES bytes before it. Raise ChannelError if it is too large."""
     return _allowed(int.from_bytes(header, "little"))
 
 
@@ -85,19 +85,19 @@ def refused(message: FromFront | FromWorker, error: ChannelError) -> Failed | No
 
 
 def _allowed(length: int) -> int:
-    """Return a length of a message. Raise ChannelError if it is too large."""
+    """Return `length`, the length of a message in bytes. Raise ChannelError if it exceeds MAX_MESSAGE_BYTES."""
     if length > MAX_MESSAGE_BYTES:
         raise ChannelError(f"a message has {length} bytes; expected at most {MAX_MESSAGE_BYTES}; ask for less in one request")
     return length
 
 
 class WorkerChannel:
-    """The worker's end of the socket: `inbox` has the messages of the front, `send` queues a message for it."""
+    """The worker's end of the socket: `inbox` has the messages of the front, `send` queues a message for the front."""
 
     def __init__(self, connection: socket.socket, *, on_lost: Callable[[], None]) -> None:
         """`on_lost` is called on the channel's threads when the front is gone, or when messages can no longer be exchanged with it."""
         self.inbox: queue.Queue[FromFront] = queue.Queue(INBOX_MESSAGES)
-        # Unbounded, so that `send` never blocks: the engine runs no steps while `has_room` is False. None ends the writing thread.
+        # Unbounded, so that `send` never blocks; instead, the engine runs no steps while `has_room` is False. None ends the writing thread.
         self._outbox: queue.SimpleQueue[FromWorker | None] = queue.SimpleQueue()
         self._socket = connection
         self._on_lost = on_lost
@@ -141,8 +141,8 @@ class WorkerChannel:
             self._on_lost()
 
     def _take(self, message: FromFront | Part, parts: list[Part]) -> None:
-        """Keep a part of a request in `parts`. Put any other message into the inbox, with the parts that came before it if they are its
-        own, and forget the parts."""
+        """Append a part of a request to `parts`. Put any other message into the inbox, a request together with its parts, and clear
+        `parts`."""
         if isinstance(message, Part):
             parts.append(message)
             return

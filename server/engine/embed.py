@@ -1,5 +1,5 @@
-"""The engine of an encoder: embed whole texts in batches of a limited number of tokens, and images in parts, between which texts are
-embedded. API keys take turns as in generation.
+"""The engine of an encoder: embed whole texts in batches of a limited number of tokens, and images in parts. Texts are embedded between two
+parts of images. API keys take turns, as in the engine that generates text.
 
 Texts for a decoder go through the generating engine instead (`requests.Requests.embed`).
 """
@@ -28,7 +28,7 @@ class Text:
 
     embed: Embed
     rank: tuple[int, int, int]
-    num_tokens: int  # for an image, the tokens of a text that take about as long
+    num_tokens: int  # for an image: the number of text tokens whose embedding takes about as long
 
     @property
     def fairness_key(self) -> str:
@@ -36,11 +36,11 @@ class Text:
 
     @property
     def had_turn(self) -> bool:
-        return False  # no text or image returns to its queue
+        return False  # no text or image returns to its queue, so each of them is fresh
 
 
 class Embedder:
-    """Embeds the texts and images of requests. The worker uses it as it uses `loop.Engine`."""
+    """Embeds the texts and images of requests. Has the methods of `loop.Engine` that the worker calls."""
 
     def __init__(self, model: EmbedModel, publish: Callable[[FromWorker], None], clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` measures how long images are encoded."""
@@ -59,7 +59,7 @@ class Embedder:
 
     @property
     def has_work(self) -> bool:
-        """Whether something waits or is being encoded."""
+        """Whether a text or an image waits, or images are being encoded."""
         return bool(self._texts) or self._parts is not None
 
     def submit(self, submit: Submit) -> None:
@@ -108,7 +108,7 @@ class Embedder:
     def step(self) -> bool:
         """Embed a batch of texts, and encode parts of images until ALONE_S have passed, at least one part. Texts of batch jobs wait while
         other requests have images, and images of batch jobs wait while other requests have texts. Return False if nothing was embedded or
-        encoded, because nothing waits, all that waited was too late, or the engine is paused."""
+        encoded, because nothing waits, the deadlines of all that waited have passed, or the engine is paused."""
         if self._paused:
             return False
         are_live = any(embed is not None and embed.priority < IDLE for embed in self._seen) or is_live(self._images.first_priority)
@@ -143,7 +143,7 @@ class Embedder:
 
     def _announce(self) -> None:
         """Tell the front once that the duration of steps is unknown, so that it waits long before it calls a step stalled."""
-        if not self._has_announced:  # the costs of steps are not measured
+        if not self._has_announced:  # this engine never measures the costs of its steps
             self._has_announced = True
             self._publish(Step(UNKNOWN_S))
 
@@ -151,7 +151,7 @@ class Embedder:
         """Do nothing: this engine holds no resources."""
 
     def _answer(self, asked: Sequence[Embed | None], vectors: NDArray[np.float32]) -> None:
-        """Publish the vectors of texts or images, in their order. Those that are None were aborted."""
+        """Publish the vectors of texts or images; vector i belongs to `asked[i]`. None stands for an aborted image."""
         for embed, vector in zip(asked, vectors, strict=True):
             if embed is not None:
                 self._publish(embedding_of(embed, [vector]))
@@ -170,9 +170,9 @@ class Embedder:
             self._queue_of(text).remove(text)
 
     def _take(self, queue: FairQueue[Text]) -> list[Embed]:
-        """Remove the texts or images of the next step from their queue, and return them. Stop after `max_seqs` of them, before one for
-        which the step has no room, and after one of a batch job. The first one is taken even if it has more tokens than the step has room
-        for. Those whose deadline has passed fail and are left out."""
+        """Remove the texts or images of the next step from their queue, and return them. Stop after `max_seqs` of them, before an item for
+        which the step has no room, and after an item of a batch job. The first item is taken even if it has more tokens than the step has
+        room for. Items whose deadline has passed fail and are left out."""
         limits, now = self._model.limits, time.monotonic()
         taken: list[Embed] = []
         room = limits.max_tokens
@@ -194,7 +194,8 @@ class Embedder:
 
 
 def embedding_of(embed: Embed, vectors: Iterable[NDArray[np.float32]]) -> Embedding:
-    """Encode the vector of a text, or one vector per token, as an Embedding. Scale each to length 1 if the request wants that."""
+    """Encode the vector of a text, or one vector per token, as an Embedding. Scale each vector to length 1 if the request has
+    `normalize`."""
     written = [(_unit(vector) if embed.normalize else vector).astype("<f4").tobytes() for vector in vectors]
     return Embedding(embed.request_id, b"".join(written), len(embed.prompt_ids))
 

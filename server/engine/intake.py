@@ -17,11 +17,11 @@ from server.messages import Crop, Embed, ErrorCode, Excerpt, SamplingParams, Sub
 
 
 def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:
-    """Return the request of a Submit. A choice that an earlier worker finished is FINISHED; a choice that it began continues after the
-    tokens that it sent. If log-probabilities of the prompt are requested, the first choice computes them, unless it has sent tokens
-    already. Raise RequestError if this model does not generate, if the token ids, the audio or the excerpts are not valid for it, if the
-    prompt fills the context, if prompt and answer may exceed the KV cache, or if log-probabilities of a prompt with images are requested
-    from a model that computes these images in one step."""
+    """Return the request of a Submit. A choice that an earlier worker finished is FINISHED; a choice that the earlier worker began
+    continues after the tokens that were sent. If log-probabilities of the prompt are requested, the first choice computes them, unless
+    tokens of this choice were sent already. Raise RequestError if this model does not generate, if the token ids, the audio or the excerpts
+    are not valid for it, if the prompt fills the context, if prompt and answer may exceed the KV cache, or if log-probabilities of a prompt
+    with images are requested from a model that computes these images in one step."""
     if not limits.generates:
         raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
@@ -70,7 +70,8 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
 
 def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
     """Return the request of a text to embed. Raise RequestError if this model gives no embeddings, if the token ids or the audio are not
-    valid for it, if the text has tokens that stand for images or audio, or if it is longer than the KV cache."""
+    valid for it, if the text has tokens that stand for images or audio, or if it has more tokens than fit into the KV cache and the model's
+    context."""
     if not limits.embedding_size:
         raise RequestError(ErrorCode.NOT_AN_EMBEDDING_MODEL, "this model generates text and gives no embeddings")
     submit = Submit(
@@ -121,8 +122,8 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
 
 
 def _check_audio(submit: Submit, num_hops: int) -> None:
-    """Raise RequestError if a model that only transcribes gets no audio, if another model gets audio to transcribe, or if the number of
-    samples is not that of 1 to `num_hops` hops."""
+    """Raise RequestError if a model that only transcribes gets no audio, if another model gets audio to transcribe, or if the audio does
+    not have the samples of 1 to `num_hops` whole hops."""
     if submit.audio is None:
         if num_hops:
             raise RequestError(ErrorCode.INVALID_VALUE, "the request has no audio; this model only transcribes")
@@ -137,9 +138,9 @@ def _check_audio(submit: Submit, num_hops: int) -> None:
 
 def placed_excerpts(submit: Submit, limits: Collection[ExcerptLimits]) -> tuple[PlacedExcerpt, ...]:
     """Return the excerpts of a request, each with the positions of its tokens in the prompt. A prompt has one image or audio token for each
-    row of an excerpt. These tokens stand together; if `has_breaks` is set, one other token stands between two rows of a crop. Raise
-    RequestError if the model cannot read an excerpt, if its tokens stand otherwise, or if the prompt has more or fewer image or audio
-    tokens than the excerpts take."""
+    row of an excerpt. The tokens of an excerpt are contiguous, except that one other token separates the rows of a crop if `has_breaks` is
+    set. Raise RequestError if the model cannot read an excerpt, if the tokens of an excerpt are at other places, or if the prompt has more
+    or fewer image or audio tokens than the excerpts have rows."""
     by_kind: dict[type, ExcerptLimits] = {one.kind: one for one in limits}
     if stray := next((excerpt for excerpt in submit.excerpts if type(excerpt) not in by_kind), None):
         what = "images" if isinstance(stray, Crop) else "audio"
@@ -168,8 +169,8 @@ def placed_excerpts(submit: Submit, limits: Collection[ExcerptLimits]) -> tuple[
 
 
 def _check_kind(excerpts: Collection[Excerpt], limits: ExcerptLimits, num_tokens: int) -> None:
-    """Raise RequestError if the model cannot read one of the excerpts, which are of one kind. Raise it also if the prompt does not have as
-    many tokens of this kind as the excerpts take: it has `num_tokens`."""
+    """Raise RequestError if the model cannot read one of the excerpts, which are of one kind, or if they have another number of tokens than
+    the prompt, which has `num_tokens` tokens of this kind."""
     if fault := next(filter(None, map(limits.fault, excerpts)), ""):
         raise RequestError(ErrorCode.INVALID_VALUE, fault)
     if num_tokens != (wanted := sum(excerpt.num_tokens for excerpt in excerpts)):
@@ -178,7 +179,7 @@ def _check_kind(excerpts: Collection[Excerpt], limits: ExcerptLimits, num_tokens
 
 
 def stray_of(ids: Collection[int], vocab_size: int) -> str:
-    """Return which of the ids is outside the vocabulary, or "". Only the least and the greatest are compared: checking every token of a
-    long prompt in Python would delay the step."""
+    """Return a text that names an id outside the vocabulary, or "" if there is none. Only the least and the greatest id are compared,
+    because checking every token of a long prompt in Python would delay the step."""
     ends = (min(ids), max(ids)) if ids else ()
     return next((f"token {token_id}; expected 0 to {vocab_size - 1}" for token_id in ends if not 0 <= token_id < vocab_size), "")

@@ -1,7 +1,7 @@
 """The engine: admit -> schedule -> encode -> run -> sample -> publish.
 
-`Engine.step` runs these stages one after the other. The stage `encode` runs parts of the encoding of those images or recordings for which
-sequences wait, for a limited time. `overlap.OverlappedEngine` publishes the tokens of the last step, computes masks and schedules the next
+`Engine.step` runs these stages one after the other. For a limited time, the stage `encode` runs parts of the encoding of images or
+recordings for which sequences wait. `overlap.OverlappedEngine` publishes the tokens of the last step, computes masks and schedules the next
 step while the device computes. `requests.Requests` holds the unfinished requests.
 """
 
@@ -30,15 +30,15 @@ from server.engine.step_model import Logits, StepBatch, StepModel
 from server.messages import Abort, CacheChanged, Embed, PageCounts, Stats, Step, Submit
 from server.stages.relay import Relay
 
-LONG_S = 10.0  # if a step may take at least this long, the front is told so
+LONG_S = 10.0  # if a step may take at least this long, the front is sent a `Step` message
 
 
 @dataclass(slots=True)
 class Outputs:
-    """What the rows of a step are used for. Rows of logits are numbered in the order of the batch; texts to embed have none."""
+    """What the rows of a step are used for. Rows of logits are numbered in batch order; texts to embed have no such rows."""
 
     vectors: list[Item] = field(default_factory=list[Item])  # texts to embed
-    prompts: list[tuple[Sequence, int, int]] = field(default_factory=list[tuple[Sequence, int, int]])  # first row, number of rows
+    prompts: list[tuple[Sequence, int, int]] = field(default_factory=list[tuple[Sequence, int, int]])  # of each: first row, number of rows
     drawing: list[Sequence] = field(default_factory=list[Sequence])
     places: list[int] = field(default_factory=list[int])  # the row of each of `drawing`
     masks: dict[Sequence, Mask] = field(default_factory=dict[Sequence, Mask])
@@ -64,8 +64,8 @@ class Engine:
         deadline_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """With `logs_cache`, changes of the prefix cache are published too. `relay` connects to the model's other stages. `exchange` makes
-        the object that exchanges pages with other servers. `clock` measures the duration of steps, `deadline_clock` gives the time that
-        deadlines are compared with."""
+        the object that exchanges pages with other servers. `clock` measures the duration of steps. Deadlines are compared with the time of
+        `deadline_clock`."""
         self._cache_log = CacheLog(model.limits.groups) if logs_cache else None
         self.scheduler = Scheduler(model.limits, pace, self._cache_log, model.is_encoded)
         self.timing = Timing()
@@ -90,7 +90,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step may be needed: for a request, for events or last statistics that are not sent yet, or for other servers."""
+        """Whether a step may be needed: a request is unfinished, events or the last statistics are unsent, or pages are being exchanged."""
         has_changed = self._cache_log is not None and self._cache_log.has_news
         is_asked = self.exchange is not None and self.exchange.has_work
         has_news = self._outbox.has_news or (self._outbox.owes_stats and not self._is_busy)
@@ -98,7 +98,7 @@ class Engine:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a request is unfinished, or pages are being given to other servers. The front is then sent statistics."""
+        """Whether a request is unfinished, or pages are being given to other servers. The front is sent statistics while this is true."""
         return bool(self._requests.living) or (self.exchange is not None and self.exchange.is_giving)
 
     def submit(self, submit: Submit) -> None:
@@ -136,15 +136,15 @@ class Engine:
         return plan.has_work or has_moved
 
     def _settled(self, plan: Plan) -> Plan:
-        """Close a plan, and have the model keep the encoded rows of the excerpts that it needs."""
+        """Settle a plan, and let the model keep the encoded rows of the excerpts in `plan.needed`."""
         self.scheduler.settle(plan)
         if self._model.limits.excerpts:
             self._model.spare(plan.needed)
         return plan
 
     def _announce(self, plan: Plan) -> None:
-        """Tell the front how long a step may take if that is long, so that the front does not mistake a slow step for a stalled worker.
-        Tell it (0.0) once steps are short again."""
+        """If a step may take LONG_S or longer, tell the front how long, so that the front does not mistake a slow step for a stalled
+        worker. Send 0.0 once steps are short again."""
         if not plan.has_work:
             return
         limit_s = self.scheduler.limit_s(plan)
@@ -155,7 +155,7 @@ class Engine:
     def _masks(self, plan: Plan) -> dict[Sequence, Mask]:
         """Return the masks of the sequences that draw a token in this step. A sequence without an entry may draw any token, was parked
         because its mask is late, or belongs to a request that has failed because a constraint cannot be followed. A mask depends only on
-        tokens before the step, so the device may run meanwhile."""
+        tokens before the step, so the device may run the step at the same time."""
         masks: dict[Sequence, Mask] = {}
         seqs = [seq for seq, item in plan.items.items() if item.draws and seq.matcher is not None]
         for seq in seqs:
@@ -176,15 +176,15 @@ class Engine:
         return masks
 
     def _move_pages(self, plan: Plan) -> bool:
-        """Make the copies of a plan, then exchange pages with other servers. The exchange comes second, because it may write into a page
-        that is the source of a copy. Return whether there were pages to exchange."""
+        """Copy the pages in `plan.copies`, then exchange pages with other servers. The exchange comes second, because it may write into a
+        page that is the source of a copy. Return whether there were pages to exchange."""
         for copy in plan.copies:
             self._model.copy_page(*copy)
         return self.exchange is not None and self.exchange.work()
 
     def _encode(self, plan: Plan) -> float:
-        """Run parts of the encodings that a plan has chosen, for as long as the pace allows before its step, but at least one part. Return
-        the seconds that they took."""
+        """Run parts of the plan's encodings for as long as the pace allows before the step, but at least one part. Return the seconds that
+        the parts took."""
         spent_s = longest_s = 0.0
         if not plan.encodings:
             return spent_s
@@ -206,8 +206,8 @@ class Engine:
         return logits, self._clock() - started
 
     def _outputs(self, plan: Plan, masks: dict[Sequence, Mask]) -> Outputs:
-        """Return what the rows of a step are used for, and the arguments of its draw. This depends only on tokens before the step, so the
-        device may run meanwhile."""
+        """Return what the rows of a step are used for, and the arguments of its draw. They depend only on tokens before the step, so the
+        device may run the step at the same time."""
         outputs = Outputs(masks=masks)
         finished, parked = Stage.FINISHED, Stage.PARKED
         at = 0
@@ -230,8 +230,8 @@ class Engine:
 
     def _sample(self, plan: Plan, logits: Logits, outputs: Outputs) -> None:
         """Draw the step's tokens from its logits. Pass tokens, log-probabilities of prompts, and vectors on to their requests. Before the
-        draw, matchers that select a tool receive the log-probabilities of their candidates. After it, all matchers begin to process the
-        drawn tokens, so that they work in parallel."""
+        draw, matchers that select a tool receive the log-probabilities of their candidates. After the draw, the matchers of all sequences
+        begin to process the drawn tokens, so that the matchers work in parallel."""
         self.scheduler.collect(plan)
         if outputs.vectors:
             self._deliver(outputs.vectors)
@@ -251,7 +251,7 @@ class Engine:
                 take(seq, drawn)
 
     def _restricted(self, logits: Logits, outputs: Outputs) -> SampleBatch | None:
-        """Return the arguments of the draw. They are those of `outputs`, unless matchers read logits. In that case, let these matchers
+        """Return the arguments of the draw: `outputs.batch` if no matcher reads logits. Otherwise let the matchers that read logits
         restrict their masks, and prepare the arguments again."""
         reading = [(i, seq, seq.matcher) for i, seq in enumerate(outputs.drawing) if seq.matcher is not None and seq.matcher.reads_logits]
         if not reading:
@@ -263,7 +263,7 @@ class Engine:
         return self._sampler.prepare([seq.row for seq in drawing], [masks.get(seq) for seq in drawing], outputs.places)
 
     def _deliver(self, items: list[Item]) -> None:
-        """Pass on the vectors of texts to embed: one vector per token when it is computed, or only the vector of the last token. A request
+        """Pass on the vectors of texts to embed: the vector of each token once it is computed, or only that of the last token. A request
         ends when its last token is computed."""
         items = [item for item in items if item.num_rows]
         ends = np.cumsum([item.num_rows for item in items])
@@ -292,7 +292,7 @@ class Engine:
             self._outbox.send(self.stats())
 
     def _record(self, plan: Plan, step_s: float, kernel_s: float) -> None:
-        """Count a step, and let the scheduler learn from its duration."""
+        """Count a step, and correct the scheduler's estimates of step costs by its duration."""
         self.timing.add(plan.num_tokens, plan.num_prefill, step_s, kernel_s)
         self.scheduler.observe(plan, step_s)
 

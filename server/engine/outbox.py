@@ -15,13 +15,14 @@ STATS_INTERVAL_S = 0.1
 
 @dataclass(slots=True)
 class Timing:
-    """Counts and times of steps since the engine started. `step_s` adds up the times from the launch of each step until its tokens are
-    taken, `kernel_s` the parts of them that the calls of `StepModel.run` took. The last two fields are those of the last step alone."""
+    """Counts and times of steps since the engine started. `step_s` is the sum of the times from the launch of a step until its tokens are
+    added to their requests; `kernel_s` is the sum of the durations of the calls of `StepModel.run`. The last two fields are the same times
+    of the last step alone."""
 
     num_steps: int = 0
     num_tokens: int = 0
     num_prefill: int = 0  # tokens of prompts, and tokens computed again after a preemption; num_tokens includes them
-    by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))  # steps per bucket of STEP_SIZES; the last: larger ones
+    by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))  # steps per bucket of STEP_SIZES; last: larger steps
     step_s: float = 0.0
     kernel_s: float = 0.0
     last_step_s: float = 0.0
@@ -44,7 +45,7 @@ class Outbox:
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._events: list[TokenEvent] = []
-        self._stats_due = 0.0  # monotonic time of the next statistics while there is work; 0: there was none at the last look
+        self._stats_due = 0.0  # monotonic time when the next statistics are due; 0: the last call of `wants_stats` found no work
 
     @property
     def has_news(self) -> bool:
@@ -52,7 +53,7 @@ class Outbox:
 
     @property
     def owes_stats(self) -> bool:
-        """Whether the last statistics that were sent are those of a busy time."""
+        """Whether the last statistics were sent while there was work, so that final ones are due when the work ends."""
         return self._stats_due > 0.0
 
     def add(self, event: TokenEvent) -> None:
@@ -70,8 +71,8 @@ class Outbox:
         self._publish(message)
 
     def wants_stats(self, *, is_busy: bool) -> bool:
-        """Return whether statistics are due: at intervals while there is work, and once more when it ends. If they are, note when the next
-        ones are."""
+        """Return whether statistics are due: at intervals while there is work, and once more when the work ends. If they are due, set the
+        time of the next ones."""
         now = time.monotonic()
         if is_busy and now >= self._stats_due:
             self._stats_due = now + STATS_INTERVAL_S

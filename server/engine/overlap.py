@@ -14,9 +14,9 @@ from server.engine.scheduling.plan import Plan
 
 class OverlappedEngine(Engine):
     """An engine whose helper thread works while the engine's own thread runs the model. The helper publishes the last tokens, admits
-    requests, prepares the draws of this step, plans the next step and builds its arrays. It is usually done long before the model returns.
-    The helper calls no method of the model but `is_encoded`. The engine's thread makes all other calls, because waking another thread for
-    them would delay each step."""
+    requests, prepares the draws of this step, plans the next step and builds its arrays. The helper is usually done long before the model
+    returns. The helper calls no method of the model but `is_encoded`. The engine's thread makes all other calls, because waking another
+    thread for them would delay each step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -24,7 +24,8 @@ class OverlappedEngine(Engine):
         self._is_planned = False  # the scheduler's open plan is for the next step
 
     def step(self) -> bool:
-        """Do what `Engine.step` does. The plan was usually made during the last step. If it has no tokens to run, this thread publishes."""
+        """Do what `Engine.step` does. The plan was usually made during the last step. If it has no tokens to run, the engine's thread
+        publishes instead of the helper."""
         self._requests.admit()
         plan = self._next_plan()
         has_moved = self._move_pages(plan)
@@ -48,8 +49,8 @@ class OverlappedEngine(Engine):
 
     def _next_plan(self) -> Plan:
         """Return the settled plan of this step: the plan made while the last step ran, extended by requests that have arrived since. If
-        there is none, or it has no items left, make another plan. That plan also makes the page copies of the first one, because a sequence
-        that was taken out to wait for its image still holds the target pages."""
+        there is no such plan, or if it has no items left, make another plan. The new plan also gets the page copies of the first one,
+        because a sequence that was taken out of the first plan to wait for its image still holds the target pages."""
         copies: list[Copy] = []
         if self._is_planned:
             self._is_planned = False

@@ -1,8 +1,8 @@
-"""Give pages of the prefix cache to other servers, and take pages from them, in small portions between steps.
+"""Give pages of the prefix cache to other servers, and fetch pages from them, in small portions between steps.
 
-A page that is taken is published in the pool as if it had been computed here, and the scheduler finds it like any other. Neither side
-reserves pages: the giver does not send a page that it has evicted, and the taker computes again what it has evicted. So a page that arrives
-late, broken or never costs only time.
+A fetched page is published in the pool as if this server had computed it, and the scheduler finds it like any other page. Neither side
+reserves pages: the giver does not send a page that it has evicted, and the taker computes again the pages that it has evicted. So if a page
+arrives late or damaged, or does not arrive, the request only takes longer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from server.peers.wire import DIGEST_BYTES, FRAME_BYTES, NONCE_BYTES, Ask, Offer
 
 log = logging.getLogger(__name__)
 
-PORTION_S = 0.002  # time for reading and writing pages between two steps, exceeded by at most one page of each transfer
-MOST_TRANSFERS = 8  # requests that wait for pages at a time; others compute their prompts
+PORTION_S = 0.002  # time for reading and writing pages between two steps, exceeded by at most the time for one page of each transfer
+MOST_TRANSFERS = 8  # most requests that wait for pages at a time; further requests compute their prompts
 
 
 ExchangeOf = Callable[[StepModel, Scheduler, Publish], "PageExchange"]
@@ -42,9 +42,9 @@ class _Giving:
     request_id: str
     chain: Chain
     order: Iterator[tuple[int, int]]  # cache group and index of the pages that are left
-    credit: int  # messages with pages that may be sent until the front asks for more
+    credit: int  # number of messages with pages that may still be sent; `more` adds one
     data: list[bytes] = field(default_factory=list[bytes])  # pages that were read and are not yet sent
-    num_bytes: int = 0  # their size
+    num_bytes: int = 0  # size of `data`
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class Taking:
     transfer: Transfer
     began_s: float
     pages: list[tuple[int, int]] | None = None  # cache group and index of pages not yet written, the next one last; None: no offer yet
-    room: list[int] = field(default_factory=list[int])  # pages of this transfer in each cache group, those already here included
+    room: list[int] = field(default_factory=list[int])  # number of the prompt's pages per cache group, those held before included
     data: memoryview = field(default_factory=lambda: memoryview(b""))  # bytes of pages that have arrived and are not yet written
 
 
@@ -73,7 +73,7 @@ class PageExchange:
         clock: Callable[[], float] = time.perf_counter,
         transfer_of: Callable[[Giver, Ask, Proofs], Transfer] = Transfer,
     ) -> None:
-        """`fingerprint` is that of the model: only servers with the same one exchange pages."""
+        """`fingerprint` is that of the model: only servers with equal fingerprints exchange pages."""
         self._transfer_of = transfer_of
         self._model = model
         self._scheduler = scheduler
@@ -86,19 +86,20 @@ class PageExchange:
         self._givings: dict[str, _Giving] = {}
         self._takings: dict[Request, Taking] = {}
         self._done: list[Request] = []
-        self._has_moved = False  # the last portion had pages
+        self._has_moved = False  # the last call of `work` read or wrote pages
         self._failed_s: dict[tuple[str, int], float] = {}  # time when a server failed last, by host and port
         self._num_given = self._num_taken = self._num_tries = self._num_failed = self._num_left_out = 0
         self._waited_s = 0.0
 
     @property
     def has_work(self) -> bool:
-        """Whether `work` has something to do, or has done something just now."""
+        """Whether `work` may have something to do, or its last call read or wrote pages."""
         return bool(self._takings) or any(giving.credit for giving in self._givings.values()) or self._has_moved
 
     @property
     def is_giving(self) -> bool:
-        """Whether pages are being given, or were moved in the last portion. The front is then sent the counts."""
+        """Whether pages are being given, or the last call of `work` read or wrote pages. While this is true, the front is sent
+        statistics."""
         return bool(self._givings) or self._has_moved
 
     @property
@@ -109,8 +110,8 @@ class PageExchange:
     # --- give ------------------------------------------------------------------------------------------------------------
 
     def give(self, asked: GivePages) -> None:
-        """Begin to give the pages that another server asks for. Send an offer, which says which of them are here. The offer is empty if
-        this server has pages for no more tokens than the other server has already."""
+        """Begin to give the pages that another server asks for. Send an offer, which says which of these pages this server has. The offer
+        is empty if they cover no more tokens than the other server has already."""
         pools, chain = self._scheduler.pool.pools, Chain(b"", digests=digests_in(asked.digests))
         num_tokens = self._scheduler.pool.touch(chain, (), len(chain.digests) * PAGE_SIZE)
         firsts = tuple(
@@ -123,8 +124,8 @@ class PageExchange:
         self._send(PagesGiven(asked.request_id, offer))
 
     def more(self, request_id: str) -> None:
-        """Allow one more message with pages, because one of those that were sent has been passed on. Do nothing if the transfer has
-        ended."""
+        """Allow one more message with pages, because the front has passed on one of the messages that were sent. Do nothing if the transfer
+        has ended."""
         if (giving := self._givings.get(request_id)) is not None:
             giving.credit += 1
 
@@ -133,8 +134,8 @@ class PageExchange:
         self._givings.pop(request_id, None)
 
     def _read(self, giving: _Giving) -> None:
-        """Read the next page of a transfer. Send the pages that were read once they fill a frame or none is left. The transfer ends at a
-        page that was evicted: the taker could not use the pages after it."""
+        """Read the next page of a transfer. Once the pages that were read fill a frame, or no page is left, send them. The transfer ends at
+        a page that was evicted, because the taker could not use the pages after it."""
         group, index = next(giving.order, (0, None))
         pool = self._scheduler.pool.pools[group]
         page = None if index is None else pool.page_of(pool.name(giving.chain, index, ()))
@@ -155,11 +156,11 @@ class PageExchange:
     # --- take ------------------------------------------------------------------------------------------------------------
 
     def begin(self, request: Request) -> bool:
-        """Begin to take pages of the prompt from the server that a request names. Return True if the request has to wait for them. Take
+        """Begin to fetch pages of the prompt from the server that a request names. Return True if the request has to wait for them. Fetch
         nothing and return False in each of these cases: the request names no server; no unfinished choice may reuse a whole page
         (`Sequence.num_reusable`); this server holds all whole pages already; the named server would have to compute a prompt with images or
-        audio; computing the pages here is probably faster; MOST_TRANSFERS transfers are under way; the named server has failed a short time
-        ago."""
+        audio; computing the pages here is probably faster; MOST_TRANSFERS transfers are under way; the named server has failed in the last
+        `Peering.avoid_s` seconds."""
         giver, submit = request.submit.giver, request.submit
         living = (seq for seq in request.sequences if seq.stage is not Stage.FINISHED)
         seq = next((seq for seq in living if seq.num_reusable >= PAGE_SIZE), None)
@@ -195,7 +196,7 @@ class PageExchange:
         return True
 
     def drop(self, request: Request) -> None:
-        """Stop taking pages for a request, which has ended."""
+        """Stop fetching pages for a request, which has ended."""
         if (taking := self._takings.get(request)) is not None:
             self._end(request, taking, "the request has ended", blames=False)
 
@@ -218,8 +219,8 @@ class PageExchange:
         return sum(count * group.page_bytes for count, group in zip(counts, self._groups, strict=True))
 
     def _write(self, request: Request, taking: Taking) -> bool:
-        """Write the next page that has arrived, and publish it. Return whether there was one. Skip a page that is published already, or for
-        which there is no room. End the transfer after its last page, or if a page cannot be written."""
+        """Write the next page that has arrived, and publish it. Return whether a page had arrived. Skip a page that is published already,
+        or for which there is no room. End the transfer after its last page, or if a page cannot be written."""
         if not taking.data and not self._receive(request, taking):
             return False
         assert taking.pages
@@ -242,9 +243,9 @@ class PageExchange:
         return True
 
     def _receive(self, request: Request, taking: Taking) -> bool:
-        """Look for the next arrival. Return True if there are pages to write, and False otherwise. End the transfer if it has failed, has
-        ended before its last page, or takes too long. End it also if the giver offers nothing, offers more than fits, or sends something
-        other than it was asked for or has offered."""
+        """Handle the next arrival of a transfer, if there is one. Return True if there are pages to write, and False otherwise. End the
+        transfer if it has failed, has ended before its last page, or takes too long. End it also if the giver offers nothing, offers more
+        than fits, or sends something that it was not asked for or has not offered."""
         try:
             arrival = taking.transfer.arrivals.get_nowait()
         except queue.Empty:
@@ -271,7 +272,8 @@ class PageExchange:
         return False
 
     def _plan(self, taking: Taking, offer: Offer) -> None:
-        """Note which pages an offer announces. Raise PeerFault if it announces more tokens than were asked for, or other cache groups."""
+        """Note which pages an offer announces. Raise PeerFault if it announces more tokens than were asked for, or another number of cache
+        groups."""
         ask = taking.transfer.ask
         if offer.num_tokens > ask.num_tokens or len(offer.firsts) != len(self._groups):
             raise PeerFault(f"it offers {offer.num_tokens} tokens in {len(offer.firsts)} cache groups, which nobody asked for")
@@ -281,7 +283,7 @@ class PageExchange:
         taking.pages = pages
 
     def _has_room(self) -> bool:
-        """Return whether the pages of all transfers together fit beside the pages that sequences hold. If they did not, the pages of one
+        """Return whether the pages of all transfers together fit beside the pages that sequences hold. If they do not fit, the pages of one
         transfer would evict those of another."""
         needed = zip(*(taking.room for taking in self._takings.values() if taking.room), strict=True)
         return all(sum(room) <= pool.num_available for pool, room in zip(self._scheduler.pool.pools, needed, strict=True))
@@ -300,12 +302,12 @@ class PageExchange:
             raise PeerFault("it sent other bytes than the pages that it offers")
 
     def _end(self, request: Request, taking: Taking, fault: str, *, blames: bool = True) -> None:
-        """End a transfer: its request need not wait any longer. `fault` says why pages are missing, or is empty if none are. If the giver
-        is to blame (`blames`), it is not asked for a while."""
+        """End a transfer: its request need not wait any longer. `fault` says why pages are missing, or is empty if no page is missing. If
+        the giver is to blame (`blames`), it is not asked again for `Peering.avoid_s` seconds."""
         del self._takings[request]
         taking.transfer.cancel()
         self._waited_s += self._clock() - taking.began_s
-        if taking.pages is not None:  # the beginning was written first; let it be evicted last
+        if taking.pages is not None:  # the beginning of the prompt was written first; make it the last to be evicted
             self._scheduler.pool.touch(taking.seq.held.chain, taking.seq.token_ids, taking.transfer.ask.num_tokens)
         if not request.is_finished:
             self._done.append(request)
@@ -319,7 +321,7 @@ class PageExchange:
             log.warning("pages of %s:%d were not taken, and the prompt is computed here: %s", giver.host, giver.port, fault)
 
     def _has_failed(self, giver: Giver) -> bool:
-        """Return whether a server has failed a short time ago. Forget the failures that are older."""
+        """Return whether a server has failed in the last `Peering.avoid_s` seconds. Forget older failures."""
         since_s = self._clock() - self._peering.avoid_s
         self._failed_s = {other: failed_s for other, failed_s in self._failed_s.items() if failed_s > since_s}
         return (giver.host, giver.port) in self._failed_s
@@ -327,7 +329,8 @@ class PageExchange:
     # --- between steps ---------------------------------------------------------------------------------------------------
 
     def work(self) -> bool:
-        """Write pages that have arrived and read pages that are wanted, for about PORTION_S. Return whether there were any."""
+        """Write pages that have arrived, and read pages that other servers ask for, for about PORTION_S. Return whether there were such
+        pages."""
         if not self.has_work:
             return False
         end_s = self._clock() + PORTION_S

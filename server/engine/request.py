@@ -16,13 +16,13 @@ from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
 from server.messages import IDLE, Embed, Excerpt, FinishReason, Submit, TokenLogprob
 
-TURN = 32  # least number of tokens that a sequence generates before fresh ones of its key may take its slot: see `Sequence.had_turn`
+TURN = 32  # least number of tokens that a sequence generates before a fresh sequence of its key may take its slot: see `Sequence.had_turn`
 
 
 class Stage(Enum):
     """The stage of a sequence. Only the scheduler changes it. The choices that an earlier worker finished are FINISHED from the start."""
 
-    WAITING = "waiting"  # waits for its constraint to be compiled, for pages of another server, for its leader's prompt, or for a slot
+    WAITING = "waiting"  # waits for its constraint to be compiled, for pages of another server, for the leader's prefill, or for a slot
     PARKED = "parked"  # skips steps until its matcher answers
     RUNNING = "running"  # has a slot of the batch
     FINISHED = "finished"
@@ -62,8 +62,8 @@ class PlacedExcerpt:
 
 
 def among(excerpts: Values[PlacedExcerpt], start: int, stop: int) -> Iterator[PlacedExcerpt]:
-    """Yield, in order, the excerpts that extend into the positions start .. stop - 1. There may be none, nor any positions. A binary search
-    finds the first, because a prompt may have hundreds of excerpts."""
+    """Yield, in order, the excerpts that extend into the positions start .. stop - 1. The range of positions may be empty. A binary search
+    finds the first excerpt, because a prompt may have hundreds of excerpts."""
     for index in range(num_before(excerpts, start), len(excerpts)):
         if excerpts[index].start >= stop or start >= stop:
             return
@@ -77,8 +77,8 @@ def num_before(excerpts: Values[PlacedExcerpt], start: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A Submit and its choices. `leader` computes the prompt; then each of `followers` is forked from it. A text to embed is a request
-    whose only sequence draws no tokens."""
+    """A Submit and its choices. `leader` computes the prompt; then each of `followers` is forked from `leader`. A text to embed is a
+    request whose only sequence draws no tokens."""
 
     submit: Submit
     arrival: int  # number of requests that arrived before it
@@ -87,8 +87,8 @@ class Request:
     leader: Sequence | None = None  # None: the request is not scheduled yet, or every choice has generated tokens already
     followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())  # choices that wait for the leader's prompt
     excerpts: tuple[PlacedExcerpt, ...] = ()  # excerpts of the prompt's images or recordings, in order of position
-    ender_ids: frozenset[int] = frozenset()  # tokens that end a choice once it has min_tokens tokens
-    num_cached: int | None = None  # prompt tokens that the first prefill of any choice found in the prefix cache; None: none has begun
+    ender_ids: frozenset[int] = frozenset()  # tokens that end a choice once it has generated min_tokens tokens
+    num_cached: int | None = None  # prompt tokens that the first admitted choice found in the prefix cache; None: none is admitted yet
 
     @property
     def is_finished(self) -> bool:
@@ -101,9 +101,9 @@ class Sequence:
 
         num_reused <= num_computed <= num_tokens == num_known + num_awaited     num_prompt <= num_known <= max_len
 
-    reused: taken from the prefix cache or from the leader when the sequence was last admitted; computed: in the KV cache, in a step that
-    was launched on the device, which works in order, or in the open plan; known: in `token_ids`; awaited: not drawn yet, but their rows are
-    being computed, or are in the open plan.
+    reused: taken from the prefix cache or from the leader when the sequence was last admitted; computed: their keys and values are in the
+    KV cache, or a launched step or the open plan computes them (the device runs steps in order); known: in `token_ids`; awaited: not drawn
+    yet, but their rows are being computed, or are in the open plan.
     """
 
     request: Request
@@ -118,13 +118,13 @@ class Sequence:
     num_reused: int = 0
     num_computed: int = 0
     num_awaited: int = 0
-    has_heard: bool = False  # its pages have the keys and values of its audio
+    has_heard: bool = False  # its pages have the keys and values of the request's audio
     rank: tuple[int, int, int] = (0, 0, 0)  # priority, arrival, choice: lower is earlier
     prompt_logprobs: list[TokenLogprob | None] | None = None  # None: not requested, or sent already
     prompt_vectors: list[NDArray[np.float32]] | None = None  # vectors of the text's tokens so far; None: not requested for each token
     unsent_ids: list[int] = field(default_factory=list[int])  # drawn or forced, but held back while the matcher selects a tool
-    unsent_logprobs: tuple[TokenLogprob, ...] = ()  # those of `unsent_ids`, if log-probabilities are requested
-    finish_reason: FinishReason | None = None  # None: it has not ended, or its request has failed
+    unsent_logprobs: tuple[TokenLogprob, ...] = ()  # log-probabilities of `unsent_ids`, if requested
+    finish_reason: FinishReason | None = None  # None: the choice has not ended, or its request has failed
     stop_token_id: int | None = None  # the token that ended the choice, which is not in `token_ids`; None: no such token
 
     @property
@@ -134,8 +134,8 @@ class Sequence:
 
     @property
     def num_rows_known(self) -> int | None:
-        """If the rows of all prompt tokens are requested, how many of them were computed already. None if only the row of the last token
-        is requested, or once the log-probabilities of the prompt are complete. Row i gives the log-probability of token i + 1, or the
+        """If the rows of all prompt tokens are requested: how many of these rows were computed already. None if only the row of the last
+        token is requested, or once the log-probabilities of the prompt are complete. Row i gives the log-probability of token i + 1, or the
         vector of token i."""
         if self.prompt_logprobs is not None and self.wants_prompt_logprobs:
             return len(self.prompt_logprobs) - 1
@@ -143,12 +143,12 @@ class Sequence:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the sequence belongs to a batch job (priority IDLE), which takes only what other sequences leave of the steps."""
+        """Whether the sequence belongs to a batch job (priority IDLE), which uses only the capacity of steps that other sequences leave."""
         return self.rank[0] == IDLE
 
     @property
     def choosing(self) -> Matcher | None:
-        """The matcher while it selects a tool, which may take back the last tokens; otherwise None."""
+        """The matcher while it selects a tool, and so may take back the last tokens; otherwise None."""
         return self.matcher if self.matcher is not None and self.matcher.is_choosing else None
 
     @property
@@ -186,13 +186,13 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int:
-        """The largest number of tokens that may come from the prefix cache. A token whose row is requested must run, and so must the last
-        token."""
+        """The largest number of tokens that may come from the prefix cache. The model must compute a token whose row is requested, and the
+        last token."""
         return self.num_known - 1 if self.num_rows_known is None else self.num_rows_known
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Append a drawn or forced token. Return the reason if the choice ends with it. Return None if it does not, or if the matcher is
-        late, so that this is not known yet. A stop token is recorded, but not appended."""
+        """Append a drawn or forced token. Return the reason if the choice ends with this token. Return None if the choice continues, or if
+        the matcher is late, so that this is not known yet. A stop token is recorded, but not appended."""
         if token_id in self.request.ender_ids and self.num_known - self.num_prompt >= self.request.submit.params.min_tokens:
             self.stop_token_id = token_id
             return FinishReason.STOP
@@ -220,9 +220,9 @@ class Sequence:
         return FinishReason.LENGTH if self.num_known >= self.max_len else None
 
     def follow(self) -> tuple[list[int], FinishReason | None]:
-        """Append the tokens that the matcher forces, without a step of the model. Return them, and the reason if the choice ends with one.
-        Tokens are appended only if sampling would give the same tokens. Requests for log-probabilities or with changed logits need a
-        step of the model, and so do stop tokens."""
+        """Append the tokens that the matcher forces, without a step of the model. Return these tokens, and the reason if the choice ends
+        with one of them. Tokens are appended only if sampling would give the same tokens. If the request asks for log-probabilities or
+        changes logits, or if the forced token is a stop token, a step of the model is needed, and no token is appended."""
         joined: list[int] = []
         if self.matcher is None or not self.row.is_plain or self.row.params.logprobs is not None or self.prompt_logprobs is not None:
             return joined, None
@@ -236,7 +236,8 @@ class Sequence:
         return joined, None
 
     def check(self) -> None:
-        """Assert that the counts of tokens are related as described above, and that the sequence has pages for its computed tokens."""
+        """Assert that the counts of tokens are related as the class's docstring states, and that the sequence has pages for its computed
+        tokens."""
         assert 0 <= self.num_reused <= self.num_computed <= self.num_tokens, self
         assert self.num_prompt <= self.num_known <= self.max_len, self
         assert all(held.num_tokens >= self.num_computed for held in self.held.lists), self

@@ -43,7 +43,7 @@ class Requests:
         clock: Callable[[], float],
         exchange: PageExchange | None = None,
     ) -> None:
-        """`clock` gives the time that deadlines are compared with. `exchange` takes pages from other servers."""
+        """Deadlines are compared with the time of `clock`. `exchange` fetches pages from other servers."""
         self.living: dict[str, Request] = {}
         self._limits = limits
         self._scheduler = scheduler
@@ -65,7 +65,8 @@ class Requests:
 
     def submit(self, submit: Submit) -> None:
         """Take in a request to generate. Send a failure if it cannot be served. End the choices that have all their tokens already;
-        `_constrain` does that for choices that wait for a constraint. If the request names a server, begin to take pages from it."""
+        `_constrain` does that for choices that wait for a constraint. If the request names a server, begin to fetch pages from that
+        server."""
         try:
             request = self._open(submit)
         except RequestError as error:
@@ -97,9 +98,9 @@ class Requests:
         self._scheduler.add(request)
 
     def _open(self, submit: Submit) -> Request:
-        """Return the request of a Submit, with the matchers of its unfinished choices. If it has a constraint, begin to compile it; these
-        choices then wait for it. Without a tokenizer, a constraint on tool calls is ignored. Raise RequestError if the request cannot be
-        served: for example, if it has a constraint on the whole answer and there is no tokenizer."""
+        """Return the request of a Submit, with the matchers of its unfinished choices. If the request has a constraint, begin to compile
+        it; these choices then wait for the constraint. Without a tokenizer, a constraint on tool calls is ignored. Raise RequestError if
+        the request cannot be served: for example, if it has a constraint on the whole answer and there is no tokenizer."""
         self._require_new(submit.request_id)
         request = open_request(submit, self._num_arrived, limits=self._limits, eos_ids=self._eos_ids)
         constraint = submit.params.constraint
@@ -158,15 +159,15 @@ class Requests:
 
     def _constrain(self, seq: Sequence) -> None:
         """If the constraint of `seq` is compiled, let `seq` no longer wait for it, and end `seq` if it has all its tokens. Schedule the
-        request once no choice waits. Raise ConstraintError if the constraint cannot be compiled. Forced tokens are appended only after the
-        prompt has run: until then the choices share the prompt, and the first event can report how many tokens of the prompt were
-        cached."""
+        request once no choice waits for its constraint. Raise ConstraintError if the constraint cannot be compiled. Forced tokens are
+        appended only after the prompt has run: until then the choices share the prompt, and the first event can report how many tokens of
+        the prompt were cached."""
         assert seq.matcher is not None
         if not seq.matcher.poll():
             return
         del self._compiling[seq]
         if (reason := seq.ending) is not None:
-            self._end(seq, reason)  # an earlier worker died before it sent this last event
+            self._end(seq, reason)  # an earlier worker died before it sent the last event of `seq`
         if seq.choosing is not None:
             # The earlier worker has sent tokens of this selection of a tool. Tokens are held back during a selection, so that worker had
             # given the selection up, and this one does the same.
@@ -221,9 +222,10 @@ class Requests:
         self._parked.add(seq)
 
     def _go_on(self, seq: Sequence) -> None:
-        """Continue or end a parked sequence if its matcher has answered. If it has answered with a mask, queue the sequence again. If it
-        has told the state after the last token, first append the tokens that it forces, or end the sequence. The sequence stays parked
-        while the matcher is late, which it may be again after forced tokens. Raise ConstraintError if the constraint cannot be followed."""
+        """Continue or end a parked sequence if its matcher has answered. If the matcher has answered with a mask, queue the sequence again.
+        If the matcher has answered with its state after the last token, first append the tokens that the matcher forces, or end the
+        sequence. The sequence stays parked while the matcher is late; the matcher may be late again after forced tokens. Raise
+        ConstraintError if the constraint cannot be followed."""
         assert seq.matcher is not None
         if not seq.matcher.poll():
             return
@@ -295,8 +297,8 @@ class Requests:
                 self._end(seq, FinishReason.ABORT)
 
     def take_vectors(self, seq: Sequence, rows: NDArray[np.float32], *, is_last: bool) -> None:
-        """Take the vectors of the next tokens of a text, or the vector of its last token. After the last ones, end the request and send its
-        vectors."""
+        """Collect the vectors of the next tokens of a text, or the vector of its last token. After the last token, end the request and send
+        its vectors."""
         request, known = seq.request, seq.prompt_vectors
         assert request.embed is not None, request
         if known is not None:
@@ -312,8 +314,8 @@ class Requests:
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
-        """End a choice for a reason, send its last tokens, and free its pages within this step. A text to embed ends as a whole. Do nothing
-        if the choice has ended already."""
+        """End a choice for a reason, send its last tokens, and free its pages within this step. If the request is a text to embed, end the
+        request. Do nothing if the choice has ended already."""
         if seq.stage is Stage.FINISHED:
             return
         if seq.request.embed is not None:
@@ -326,7 +328,7 @@ class Requests:
         if seq.request.is_finished:
             self._forget(seq.request)
         elif is_compiling:
-            self._schedule(seq.request)  # the other choices may have waited for this one alone
+            self._schedule(seq.request)  # the other choices may have waited only for the constraint of this choice
 
     def _end_text(self, request: Request, reason: FinishReason) -> None:
         """End a text to embed, whose deadline has passed or which was aborted."""
@@ -345,31 +347,31 @@ class Requests:
         self._outbox.send(Failed(request.submit.request_id, code, message))
 
     def _drop(self, request: Request) -> None:
-        """Free all that a request holds, and forget it."""
+        """Free the slots, pages and matchers of a request's choices, and forget the request."""
         for seq in request.sequences:
             if seq.stage is not Stage.FINISHED:
                 self._finish(seq)
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        """Forget a request that has ended. Its sequences refer to it: if it still referred to them, only the garbage collector would free
-        them, and it examines old objects rarely. Drop its images and audio: what is kept for the next step, such as the page tables of
-        slots, may refer to its sequences for long."""
+        """Forget a request that has ended. Remove its references to its sequences: the sequences refer to the request, and only the garbage
+        collector would free such a cycle, which examines old objects rarely. Drop its images and audio, because data kept between steps,
+        such as the records of which sequence a page-table row shows, may refer to its sequences for long."""
         del self.living[request.submit.request_id]
         request.sequences.clear()
         request.leader = None
         request.excerpts, request.submit = (), msgspec.structs.replace(request.submit, excerpts=(), audio=None)
 
     def _finish(self, seq: Sequence) -> None:
-        """Free what a sequence holds: its slot, its pages and its matcher. Stop taking pages for its request if no choice is left."""
+        """Free what a sequence holds: its slot, its pages and its matcher. Stop fetching pages for its request if no choice is left."""
         self._compiling.pop(seq, None)
         self._parked.discard(seq)
         self._scheduler.finish(seq)
         if self._exchange is not None and seq.request.is_finished:
             self._exchange.drop(seq.request)
-        seq.matcher = None  # drops the last reference, which may end a process
+        seq.matcher = None  # this drops the last reference, which may end the matcher's process
 
 
 def _whose(error: ConstraintError) -> ErrorCode:
-    """Return the error code for a failed constraint. It is the client's fault, unless the constraint's process was lost."""
+    """Return the error code for a failed constraint. The failure is the client's fault, unless the constraint's process was lost."""
     return ErrorCode.GENERATION_FAILED if isinstance(error, ConstraintLost) else ErrorCode.INVALID_SCHEMA

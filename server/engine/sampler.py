@@ -1,7 +1,7 @@
 """Turn sampling parameters into the arrays with which a model samples, and turn the results into tokens and log-probabilities.
 
-The batch is `runtime.sampling.SampleBatch`; the model samples on the device, where its logits are. Each row of a batch comes from the
-`RowState` of a sequence, which changes with every token appended.
+These arrays are a batch, `runtime.sampling.SampleBatch`; the model samples on the device, where its logits are. Each row of a batch comes
+from the `RowState` of a sequence, which changes with every token appended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Lists = tuple[Ids, Ids, NDArray[Any], Ids, Ids, NDArray[Any]]
 
 SHARPEST = 1e30  # largest 1 / temperature
 NONE = np.empty(0, np.int32)
-EXCLUDING = "allowed and banned tokens, min_tokens, the budget of thoughts and the constraint"  # what a mask is made of
+EXCLUDING = "allowed and banned tokens, min_tokens, the budget of thoughts and the constraint"  # the rules that a mask combines
 
 
 class SamplingError(Exception):
@@ -38,7 +38,7 @@ class SamplingError(Exception):
 
 
 class Drawn(Struct, frozen=True):
-    """A drawn token, or with token_id -1 the error for which none was drawn."""
+    """A drawn token; or, with token_id -1, the error because of which no token was drawn."""
 
     token_id: int
     logprob: TokenLogprob | None = None
@@ -54,7 +54,7 @@ class PenalisedTokens:
         share this array, because a prompt may have 100,000 tokens."""
         self._prompt_ids = prompt_ids
         self._num = len(prompt_ids)
-        self._ids: Ids = prompt_ids  # copied before it is written
+        self._ids: Ids = prompt_ids  # other choices may share this array, so `add` copies it before it appends
         self._counts: Ids = np.zeros(self._num, np.int32)
         self._places: dict[int, int] = {}  # index in `ids` of each token that is not among `_prompt_ids`
 
@@ -128,7 +128,7 @@ class RowState:
         return row
 
     def advance(self, token_id: int) -> None:
-        """Count a token that was appended: the next position is drawn, and penalties apply to the token."""
+        """Count an appended token: the next draw is for the next position, and penalties apply to this token."""
         self.position += 1
         if self.seen is not None:
             self.seen.add(token_id)
@@ -165,7 +165,7 @@ class Sampler:
 
     def prompt_logprobs(self, logits: Logits, first: int, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """Return the log-probabilities of prompt tokens, each with `num_top` alternatives, but at most NUM_TOP. Row `first + i` has the raw
-        logits before token i."""
+        logits that predict token i."""
         rows = np.arange(first, first + len(token_ids), dtype=np.int32)
         tops = np.full(len(token_ids), min(num_top, NUM_TOP), np.int32)
         found = self._model.logprobs(logits, rows, np.array(token_ids, np.int32), tops)
@@ -234,11 +234,11 @@ class _Same:
     rows: Sequence[RowState] = ()
     numbers: NDArray[np.float32] = field(default_factory=lambda: NONE.view(np.float32))
     settings: NDArray[np.int64] = field(default_factory=lambda: NONE.astype(np.int64))
-    lists: Lists | None = None  # None: they change, because a row has penalties
+    lists: Lists | None = None  # None: the lists change with each token, because a row has penalties
 
     @staticmethod
     def of(rows: Sequence[RowState]) -> _Same:
-        """Return these parts of a batch with these rows."""
+        """Return these parts for a batch with these rows."""
         numbers, settings = np.array([row.numbers for row in rows], np.float32), np.array([row.settings for row in rows], np.int64)
         return _Same(rows, numbers, settings, _lists(rows) if all(row.seen is None for row in rows) else None)
 

@@ -1,8 +1,8 @@
 """The interface between the engine and a model.
 
-A step of a causal model is ragged: a batch says which tokens run, where each cache group stores them, and which rows are requested. It has
-`t` tokens of `s` sequences; the tokens of one sequence are contiguous, prefill and decode mixed. An encoder's step takes whole texts and
-keeps nothing between steps.
+A step of a causal model is ragged: a batch says which tokens run, where each cache group stores them, and which rows of logits or hidden
+states are requested. A batch has `t` tokens of `s` sequences, prefill and decode mixed; the tokens of one sequence are contiguous. An
+encoder's step takes whole texts and keeps nothing between steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Places:
     page_tables: NDArray[np.int32]  # [s, p] pages in order of position; entries before the window or beyond the context are 0
 
 
-Excerpts = Mapping[bytes, Excerpt]  # excerpts by the keys of their rows
+Excerpts = Mapping[bytes, Excerpt]  # excerpts by their keys: see `ExcerptTokens.key`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,11 +53,11 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class ExcerptTokens:
-    """The tokens of an excerpt of an image or of a recording that are in a step: `count` tokens from index `at` of the step on, which read
-    the rows of the excerpt from `row` on."""
+    """The tokens of an excerpt of an image or of a recording that are in a step: `count` tokens from index `at` of the step on. They read
+    the rows of the excerpt from index `row` on."""
 
     excerpt: Excerpt
-    key: bytes  # excerpts with equal keys are equal, and may share what was computed
+    key: bytes  # excerpts with equal keys are equal, and may share their encoded rows
     at: int
     row: int
     count: int
@@ -77,7 +77,8 @@ class StepBatch:
     logit_rows: NDArray[np.int32]  # [r] tokens whose logits are requested, ascending
     hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are requested, ascending
     seen: tuple[ExcerptTokens, ...] = ()  # the excerpts that have tokens in this step, ascending
-    # [t, 3] coordinates of each token, if the model reads three; None: it reads one, or each of the three is the token's position
+    # [t, 3] coordinates of each token, if the model reads three; None: the model reads one, or each of the three equals the token's
+    # position
     axes: NDArray[np.int32] | None = None
 
 
@@ -85,7 +86,7 @@ class StepBatch:
 class GroupLimits:
     """The limits of a cache group: see `runtime.cache_groups`."""
 
-    num_pages: int  # page 0 is never allocated: padding points at it
+    num_pages: int  # page 0 is never allocated: unused entries of page tables refer to it
     window: int | None = None  # tokens that a token attends to, itself included; None: itself and all before it
     keeps_states: bool = False  # a page has the state after its last token, so a sequence can continue only after full pages
     page_size: int = PAGE_SIZE  # tokens per page: a multiple of PAGE_SIZE
@@ -144,7 +145,7 @@ class SeeingLimits:
 
 @dataclass(frozen=True, slots=True)
 class ListeningLimits:
-    """The clips of recordings that a model hears in conversations. The class variables are those of `SeeingLimits`."""
+    """The clips of recordings that a model hears in conversations. The class variables have the same meaning as in `SeeingLimits`."""
 
     kind: ClassVar[type[Excerpt]] = Clip
     medium: ClassVar[str] = "audio"
@@ -154,11 +155,11 @@ class ListeningLimits:
     both_ways: ClassVar[bool] = False
     has_breaks: ClassVar[bool] = False
     num_hops: int  # hops, 10 ms each, of a window: as much audio as the encoder reads at once
-    frames_each: int  # number of frames that one token stands for; a frame is two hops
+    frames_each: int  # number of frames per token; a frame is two hops
     token: int  # id of the token whose places in the prompt read the encoder's rows
     cost: int  # prompt tokens that take about as long as encoding `example`: an estimate, used until that encoding is measured
-    ends: bool  # a clip may end before its window does, that is, have fewer hops
-    piece_hops: int = 0  # hops of a piece that the encoder reads apart from others: see `runtime/hops.py`; 0: it reads no such pieces
+    ends: bool  # a clip may have fewer hops than a window
+    piece_hops: int = 0  # hops of a piece, if the encoder reads pieces separately (see `runtime/hops.py`); 0: it reads whole windows
 
     @property
     def example(self) -> Clip:
@@ -200,11 +201,11 @@ class StepLimits:
     max_tokens: int
     max_seqs: int
     groups: tuple[GroupLimits, ...]
-    embedding_size: int = 0  # elements of a hidden state; 0: the model gives none
+    embedding_size: int = 0  # elements of a hidden state; 0: the model gives no hidden states
     generates: bool = True  # False: the model gives no logits
     num_hops: int = 0  # most hops, 10 ms each, of the audio that a sequence transcribes; 0: the model does not transcribe
     hearing_cost: int = 0  # an estimate: prompt tokens that take about as long as hearing a window of audio
-    excerpts: tuple[ExcerptLimits, ...] = ()  # limits of crops of images and of clips of conversations; empty: the model reads neither
+    excerpts: tuple[ExcerptLimits, ...] = ()  # limits of crops of images, or of clips; empty: the model reads neither
 
     @property
     def three_axes(self) -> bool:
@@ -235,18 +236,19 @@ class StepModel(Protocol):
         ...
 
     def is_encoded(self, key: bytes) -> bool:
-        """Return whether the rows of an excerpt are kept, so that `run` need not encode it. Another thread may ask meanwhile."""
+        """Return whether the encoded rows of an excerpt are kept, so that `run` need not encode it. Another thread may call this while the
+        model runs."""
         ...
 
     def spare(self, keys: Collection[bytes]) -> None:
-        """Until the next call of `spare`, keep the rows of excerpts with these keys once they are there. Others may be dropped at any
-        time."""
+        """Until the next call of `spare`, keep the rows of excerpts with these keys once they are encoded. Rows of other excerpts may be
+        dropped at any time."""
         ...
 
     def encode(self, work: Excerpts | Heard) -> bool:
         """Run the next part of `work`: encode a part of those excerpts that are not encoded yet, or hear a part of the audio. If other work
-        has begun, drop it, except for the excerpts that are encoded already. Return whether this was the last part. Steps may run between
-        two parts."""
+        has begun, drop its parts, but keep the excerpts that are encoded completely. Return whether this was the last part of `work`. Steps
+        may run between two parts."""
         ...
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:

@@ -70,11 +70,11 @@ class LoadedModel:
     # refused, and those on tool calls are ignored
     read_tokenizer: Callable[[], bytes] | None = None
     overlap: bool = True  # host work overlaps with the device's work: see `OverlappedEngine`
-    # paces prefill by the measured costs of steps and the longest allowed gap; None: costs are measured while serving
+    # limits prefill by the measured costs of steps and the longest allowed gap between tokens; None: costs are measured while serving
     pace: Pace | None = None
     card_usage: Callable[[], CardUsage | None] | None = None  # returns the present usage of the model's GPU
     relay: Relay | None = None  # the stages of the model before this process; None: it computes all layers
-    # does work that makes later requests faster and would have delayed the first, if there is any; `Settling` calls it on another thread
+    # does work that makes later requests faster, but would delay the first one; `Settling` calls it on another thread; None: no such work
     settle: Callable[[], None] | None = None
     damage: Callable[[], str] | None = None  # blocks while it verifies the files that the model uses; returns a message about damage, or ""
 
@@ -127,8 +127,9 @@ def serve_worker(socket_fd: int, build: Build) -> None:
 
 
 def _end_without(name: str, lost: StageLost) -> None:
-    """End this process because a stage is lost. If no request can be the cause, end by SIGKILL, so that the front blames the running
-    requests only a little (`ledger.KILLED`). Otherwise end with an error, for which the front blames them as for a crash."""
+    """End this process because a stage is lost. If no request can be the cause, end by SIGKILL, which the front counts only a little
+    against the running requests (`ledger.KILLED`). Otherwise end with an error, which the front counts against these requests like a
+    crash."""
     log.critical("the worker of %s ends, because it cannot go on without a stage: %s", name, lost)
     logging.shutdown()
     if lost.from_outside:
@@ -163,7 +164,7 @@ class Worker:
         self._next_report_s = clock() + CARD_S
         self._draining = False
         self._stopping = False
-        self._is_cold = True  # there was no moment without work yet
+        self._is_cold = True  # there has been no moment without work yet
 
     def run(self) -> None:
         """Serve until the front stops this worker, or until its last request has ended after the front has asked it to drain."""
@@ -184,8 +185,8 @@ class Worker:
 
     def _receive(self) -> None:
         """Handle messages for at most RECEIVE_S. If the engine has no work and the worker is not draining, first wait for a message: REST_S
-        if `_rest` has something to do, otherwise CARD_S if the GPU is reported, otherwise without limit. If no message comes within this
-        time, call `_rest` and return."""
+        if `_rest` has something to do, otherwise CARD_S if the worker reports the usage of a GPU, otherwise without limit. If no message
+        comes within this time, call `_rest` and return."""
         if not self._engine.has_work and not self._draining:
             will_rest = self._is_cold or (self._settling is not None and self._settling.is_due)
             timeout_s = REST_S if will_rest else None if self._card_usage is None else CARD_S
@@ -200,7 +201,7 @@ class Worker:
                 self._handle(self._channel.inbox.get_nowait())
 
     def _report_card(self) -> None:
-        """Send the usage of the GPU if the last report was CARD_S seconds ago. Do nothing if the model runs on none, or the usage is not
+        """Send the usage of the GPU if the last report was CARD_S seconds ago. Do nothing if the model runs on no GPU, or the usage is not
         known."""
         if self._card_usage is not None and self._clock() >= self._next_report_s:
             self._next_report_s = self._clock() + CARD_S
@@ -251,7 +252,7 @@ class Worker:
 
 
 def _constraints_of(model: LoadedModel) -> ConstraintCompiler | None:
-    """Return what compiles the constraints of requests, or None if the model generates no text or has no tokenizer."""
+    """Return the compiler of the requests' constraints, or None if the model generates no text or has no tokenizer."""
     if model.read_tokenizer is None or model.step_model is None or not model.step_model.limits.generates:
         return None
     return ConstraintCompiler(model.read_tokenizer, eos_ids=model.eos_ids, vocab_size=model.step_model.limits.vocab_size)
@@ -267,7 +268,8 @@ def engine_of(
 ) -> Engine | Embedder:
     """Return the engine for a model: an Embedder for an encoder, otherwise an Engine. `publish` sends a message to the front. With
     `logs_cache`, the engine also publishes the changes of its prefix cache. `peering` says how pages are exchanged with other servers;
-    None: not at all. A model that is divided, into stages or over GPUs, never exchanges pages: the `page_bytes` of its groups are 0."""
+    None: no pages are exchanged. A model that is divided, into stages or over GPUs, never exchanges pages: the `page_bytes` of its groups
+    are 0."""
     if model.step_model is None:
         assert model.embed_model is not None, "a model that does nothing"
         return Embedder(model.embed_model, publish)

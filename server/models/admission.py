@@ -30,7 +30,7 @@ class Admission:
         self.max_at_once = min(2 * max_running, self.max_sequences)
         self.max_queued_tokens = max_queued_tokens
         self.max_constraints = max_constraints  # most different constraints that the requests of one key may have
-        # Requests that are admitted and have not ended. This number and the next two leave out requests of batches.
+        # Requests that are admitted and have not ended. All counts below leave out requests of batches, which `_idle` counts.
         self.num_requests = 0
         self.num_sequences = 0
         self.num_queued_tokens = 0
@@ -53,8 +53,9 @@ class Admission:
         """Admit a request with `num_sequences` sequences and `num_tokens` prompt tokens, and return its lease. Raise QUEUE_FULL, with the
         time after which to retry, if the queue has no room, or KEY_QUOTA if the API key has too much of the queue or too many constraints.
         If no other request holds a lease at present, the request is always admitted, because otherwise a retry could never succeed. A
-        further part of a request that `has_begun` is always admitted, too, because otherwise its earlier parts would have been in vain.
-        `key` identifies the API key, on a server that has keys. Requests of batches (`is_idle`) are counted separately."""
+        further part of a request whose earlier parts were admitted (`has_begun`) is always admitted, because otherwise those parts would
+        have been in vain. `key` identifies the API key, on a server that has keys. Requests of batches (`is_idle`) are counted
+        separately."""
         if is_idle:
             return self._of_batches.admit(num_sequences, num_tokens, key, constraint, has_begun=has_begun)
         if not has_begun:
@@ -68,7 +69,8 @@ class Admission:
 
     def _check(self, num_sequences: int, num_tokens: int, key: str, constraint: Constraint | None) -> None:
         """Raise KEY_QUOTA if the API key of a request has too much of the queue or too many constraints. Raise QUEUE_FULL if the queue has
-        no room for the request's sequences or prompt tokens. An empty queue has room for any request."""
+        no room for the request's sequences or prompt tokens. Any number of sequences is accepted if the model has none, and any number of
+        prompt tokens if none is queued."""
         if key and self.num_sequences and self.num_sequences + num_sequences > self.max_running:
             self._check_share(key, num_sequences)
         if key and constraint is not None:
@@ -123,7 +125,7 @@ class Admission:
             )
 
     def _over_quota(self, found: str) -> ApiError:
-        """Return the error for a key that has too much. `found` says what it has and what is allowed."""
+        """Return the error for a key that has too much. `found` says how much the key has, and how much is allowed."""
         wait_s = max(1, math.ceil(self._pace_s))
         headers = {"retry-after": str(wait_s), **self.headers()}
         return ApiError(KEY_QUOTA, f"{found}; wait for your running requests, or retry in {wait_s} s", headers=headers)
@@ -143,7 +145,7 @@ class Admission:
         }
 
     def ended(self, num_sequences: int) -> None:
-        """Count the end of a request with `num_sequences` sequences, and learn how fast the model completes sequences."""
+        """Count the end of a request with `num_sequences` sequences, and correct the estimate of how fast the model completes sequences."""
         now = time.monotonic()
         if self._full_since is not None:
             # Only a full model shows how fast it completes sequences; an idle one shows how rarely requests come.
@@ -174,7 +176,7 @@ class Lease:
         self._num_tokens = 0
 
     def release(self) -> None:
-        """Give back all that the request holds: it has ended."""
+        """Give back all that the request holds, because it has ended."""
         self.prefilled()
         if self._num_sequences:
             self._admission.ended(self._num_sequences)

@@ -1,5 +1,5 @@
-"""Keep further names of models. An alias may have defaults of its own (a preset). A variant, which is the same loaded model with these
-defaults, then answers by this name."""
+"""Manage the aliases of models. An alias may have defaults of its own (a preset). A variant, which is the same loaded model with these
+defaults, then answers the requests that name the alias."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ LATEST = ":latest"
 
 
 def names_like(name: str) -> tuple[str, str]:
-    """Return the names that may be meant, in the order in which they win: the name in a request, and the name without the tag that Ollama's
-    clients add."""
+    """Return the names that a request may mean, in order of preference: the name in the request, and that name without the tag that
+    Ollama's clients add."""
     return name, name.removesuffix(LATEST)
 
 
@@ -60,8 +60,8 @@ class Aliases:
         return [owner for owner in dict.fromkeys(before) if owner != name and not self.of(owner)]
 
     def adopt(self, presets: Mapping[str, Defaults], variants: Mapping[str, Loaded], loaded: Loaded) -> None:
-        """Give aliases of a model their defaults (`presets`), and `loaded` the variants that answer by these aliases. An alias may have
-        been removed since its variant was begun; it is left out."""
+        """Set the defaults of a model's aliases (`presets`), and add to `loaded` the variants that answer by these aliases. Leave out
+        aliases that were removed while their variants were made."""
         kept = [alias for alias in presets if alias in self._owners]
         self._presets.update((alias, presets[alias]) for alias in kept)
         loaded.variants.update((alias, variants[alias]) for alias in kept)

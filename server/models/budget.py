@@ -28,11 +28,11 @@ class Evictable(TypedDict):
 class Budget:
     """Decides how much memory each load may take. Loads run at the same time if it is known how much memory each takes.
 
-    The memory of a load that runs alone is not estimated. When a second load begins, the planner estimates the first. Without a limit
-    or a planner, the new load waits until the running one has ended, to see how much memory is left.
+    The memory of a load that runs alone is not estimated. When a second load begins, the planner estimates the memory of the first. Without
+    a limit or a planner, the second load waits until the first has ended, because only then is it known how much memory is left.
 
-    Cached models load within seconds, so they load first: other loads wait for them, and they wait for no load of unknown size, unless
-    the memory has a limit.
+    Cached models load within seconds, so they load first: other loads wait for them. Cached models wait for running loads of unknown size
+    only if the memory has a limit.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Budget:
         return None if limit is None else max(0, limit - self.used_bytes)
 
     def _free_for(self, spec: ModelSpec) -> int | None:
-        """Return the free bytes for a model, or None if unlimited. The limit covers memory of the host; a worker on a GPU asks the GPU
-        itself."""
+        """Return the free bytes for a model, or None if unlimited. The limit covers only memory of the host; a worker on a GPU finds out
+        itself how much memory of the GPU is free."""
         return self.free_bytes if spec.device == CPU else None
 
     def evictable(self) -> list[Evictable]:
@@ -70,8 +70,8 @@ class Budget:
 
     async def claim(self, model: Model) -> ModelSpec:
         """Return the specification to load, with the memory that it may take, and note it in `model.claim`. Before that, a model that is
-        not cached waits until cached models have loaded, and until it is known how much memory each running load takes. A cached model
-        waits only for the latter, and only if the memory has a limit."""
+        not cached waits until cached models have loaded, and until it is known how much memory each running load takes. A cached model does
+        not wait for cached models, and waits for the sizes of running loads only if the memory has a limit."""
         others = [other for other in self._models() if other is not model]
         if not model.is_cached:
             await asyncio.gather(*(other.operation.wait() for other in others if other.is_cached and _has_no_memory_yet(other)))
@@ -112,7 +112,7 @@ class Budget:
             raise RequestError(ErrorCode.INSUFFICIENT_MEMORY, message)
 
     def as_api_error(self, error: LoadError) -> ApiError:
-        """Return the error that tells a client why a load failed. If memory was short, it also names the models that may be unloaded."""
+        """Return the error that tells a client why a load failed. If memory was short, the error names models that may be unloaded."""
         if not error.required_bytes:
             return ApiError(BY_CODE[error.code], error.message)
         return ApiError(
@@ -124,8 +124,8 @@ class Budget:
         )
 
     async def _settle(self, other: Model) -> None:
-        """Return once it is known how much memory a running load takes, or once the load has ended. If the planner knows, note it in
-        `planned_bytes`."""
+        """Return once it is known how much memory a running load takes, or once the load has ended. If the planner finds this number, store
+        it in `planned_bytes`."""
         if other.planned_bytes or other.claim is None:
             return
         ended = asyncio.create_task(other.operation.wait())
@@ -152,16 +152,16 @@ class Budget:
             return 0
 
     def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
-        """Return `spec` with the memory that it may take. Bytes for the weights of models that wait to load, and for their KV caches of
-        given sizes, stay free. This model and those without a given size share the rest equally. If memory_limit_bytes is set, one more
-        share stays free for models loaded later. If the settings have a default size of KV caches, a model without a given size gets that.
-        `model` is the model that loads; None: this is a dry run."""
+        """Return `spec` with the memory that it may take. Bytes for other models that wait to load stay free: those of their weights, and
+        of KV caches of a given size. `spec` and the waiting models without a given size share the remaining bytes equally. If
+        memory_limit_bytes is set, one more share stays free for models loaded later. If the settings have a default size of KV caches, a
+        model without a given size gets this default. `model` is the model that loads; None: this is a dry run."""
         others = [other for other in self._models() if other is not model]
         waiting = [other.spec for other in others if _has_no_memory_yet(other) or (model is not None and _is_overtaken(other, model))]
         coming = [other for other in waiting if other.device == spec.device]
         default_bytes = self._settings.default_kv_cache_bytes or 0
         wanted = (default_bytes if other.kv_cache_bytes is None else other.kv_cache_bytes for other in coming)
-        # A size below 1 is a share of the memory. How many bytes that is becomes known only when the model loads.
+        # A size below 1 is a share of the memory. Its bytes are known only when the model loads, and so are not counted here.
         reserved_bytes = sum(map(self._weigh, coming)) + sum(size for size in wanted if isinstance(size, int))
         num_shares = 1 + sum(other.kv_cache_bytes is None for other in coming) + (self._settings.memory_limit_bytes is not None)
         spec = msgspec.structs.replace(

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def begin_download(source: str, registry: Registry) -> tuple[Operation, bool]:
-    """Begin to download a model. Return the operation that does it, and whether it begins now: False if it was running already. Raise
+    """Begin to download a model. Return the operation, and whether it begins now: False if the same download was running already. Raise
     ApiError if this server does not download the model."""
     require_download(source, registry.settings, registry.downloads)
     library = registry.library

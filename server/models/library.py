@@ -30,16 +30,16 @@ class Stored:
 class Pulled:
     """The progress of a download."""
 
-    total_bytes: int  # bytes that were missing when the download began; 0 if the hub does not say
+    total_bytes: int  # bytes that were missing when the download began; 0 if the hub does not tell their number
     completed_bytes: int
 
 
 class Library(Protocol):
-    """The models that are downloaded to this machine, and those that can be."""
+    """The models that are downloaded to this machine, and those that can be downloaded."""
 
     @property
     def names(self) -> Container[str]:
-        """Return the short names of models that can be downloaded. Every hub id is a further source."""
+        """Return the short names of models that can be downloaded. `pull` also accepts every hub id."""
         ...
 
     @property
@@ -57,5 +57,6 @@ class Library(Protocol):
         ...
 
     async def remove(self, source: str, /) -> int:
-        """Remove a model. Return how many bytes that freed, 0 if nothing of it was stored here. Raise LoadError if it cannot be removed."""
+        """Remove a model. Return how many bytes were freed: 0 if no file of the model was stored on this machine. Raise LoadError if it
+        cannot be removed."""
         ...

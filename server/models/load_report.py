@@ -61,7 +61,8 @@ def _notes(model: Model, loaded: Loaded, least_bytes: int) -> Iterator[str]:
 
 
 def summary(model: Model) -> str:
-    """Return the name of a model, what it answers if it does not answer conversations, its memory and its context. It must be loaded."""
+    """Return the name of a model, what it answers if it does not answer conversations, its memory and its context. The model must be
+    loaded."""
     assert model.loaded is not None
     loaded, ready = model.loaded, model.loaded.ready
     if loaded.speech is not None:

@@ -15,15 +15,16 @@ T = TypeVar("T")
 
 
 class Measuring:
-    """A thread that measures processes, because a worker may have hundreds of them, for constraints. It also writes the metrics, because
-    that takes long for a hundred models. It is no thread of the loop's executor, because all of those may be waiting for a disk."""
+    """Measures processes on a thread of its own, because a worker may have hundreds of processes for constraints. The thread also writes
+    the metrics, because that takes long for a hundred models. It is no thread of the loop's executor, because all threads of the executor
+    may be waiting for a disk."""
 
     def __init__(self, metrics: Metrics, models: Callable[[], Sequence[Model]]) -> None:
         self._metrics = metrics
         self._models = models
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="measure")
         self._scrape: asyncio.Task[bytes] | None = None  # the scrape that is written now, or was written last
-        self._next_scrape: asyncio.Task[bytes] | None = None  # the scrape after it, for all who ask meanwhile; None: nobody has asked
+        self._next_scrape: asyncio.Task[bytes] | None = None  # the scrape after it, for all requests that come meanwhile; None: no request
 
     async def measure(self) -> None:
         """Measure the memory and the CPU time of all workers, which the metrics and the descriptions of models then show."""
@@ -34,8 +35,8 @@ class Measuring:
             model.measured(pid, usage)
 
     async def exposition(self) -> bytes:
-        """Return all metrics as Prometheus text. Scrapes that come while one is written share the next one: so they do not queue, and none
-        gets figures from before it came."""
+        """Return all metrics as Prometheus text. Requests that come while a scrape is written share the next scrape. So requests do not
+        queue, and none gets figures that were measured before it came."""
         if self._next_scrape is None:
             self._next_scrape = asyncio.create_task(self._written(self._scrape))
         return await asyncio.shield(self._next_scrape)

@@ -82,8 +82,8 @@ class CompileCache(Protocol):
         ...
 
     def clear(self, *, keep: frozenset[str]) -> int:
-        """Remove all compiled models but those in `keep`, with what is of no use without them. Return how many bytes that freed. Raise
-        RuntimeFault if a file cannot be removed."""
+        """Remove all compiled models but those in `keep`, and the stored data that only the removed models use. Return how many bytes were
+        freed. Raise RuntimeFault if a file cannot be removed."""
         ...
 
 
@@ -146,8 +146,8 @@ class Loaded:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the model, marked with the defaults. If a worker with another one takes the place of its worker, because the
-        model's files have changed, the model gets a new `Loaded`."""
+        """The fingerprint of the model, marked with the defaults. If the worker restarts with another fingerprint, because the model's
+        files have changed, the model gets a new `Loaded`."""
         return self.defaults.mark(self.ready.fingerprint)
 
     @property
@@ -185,13 +185,13 @@ class Model:
     is_cached: bool = False  # its program and its weights were stored by an earlier load, so it probably loads within seconds
     planned_bytes: int = 0  # bytes that the model will take, planned while it loads; 0 if unknown
     created: int = field(default_factory=lambda: int(time.time()))  # time when its load began, in seconds since 1970
-    usage: Usage = UNUSED  # what the worker's processes used when they were measured last; `Registry.measure` measures them
+    usage: Usage = UNUSED  # what the worker's processes used when they were measured last; `Measuring.measure` measures them
     measured_pid: int | None = None  # process id of the worker that was measured
 
     def measured(self, pid: int | None, usage: Usage) -> None:
-        """Take the usage of the worker with this process id. The CPU time of one worker never becomes less, because it is shown as a
-        counter. A measurement may show less, because it misses a child that ends after its parent was read. The next measurement includes
-        the time of that child, unless nobody waits for the child."""
+        """Record the usage of the worker with this process id. The CPU time of one worker never decreases, because it is shown as a
+        counter. A measurement may be lower than the one before, because it misses a child that ends after its parent was read. The next
+        measurement includes the time of that child, unless its parent never waits for it."""
         before_s = self.usage.cpu_s if pid == self.measured_pid else 0.0
         self.usage, self.measured_pid = replace(usage, cpu_s=max(usage.cpu_s, before_s)), pid
 
@@ -265,9 +265,9 @@ class Model:
 
     @property
     def stats(self) -> Stats:
-        """The worker's last report on the engine. Until a worker has sent one, all admitted sequences wait, so that a router does not take
-        a server whose worker restarts or sleeps for an idle one. An encoder's worker sends none; while it serves, nothing is known to
-        wait."""
+        """The worker's last report on the engine. Until a worker has sent a report, all admitted sequences are counted as waiting, so that
+        a router does not mistake a server whose worker restarts or sleeps for an idle one. An encoder's worker sends no reports; while it
+        serves, no sequences are counted as waiting."""
         if self.loaded is None:
             return IDLE
         worker, admission = self.loaded.worker, self.loaded.admission
@@ -278,7 +278,7 @@ class Model:
 
     @property
     def reading(self) -> ModelReading:
-        """The model's figures for a scrape of the metrics, before which its processes are measured."""
+        """The model's figures for a scrape of the metrics. Its processes are measured before each scrape."""
         if self.loaded is None:
             return ModelReading(self.spec.name, self.state)
         worker, ready = self.loaded.worker, self.loaded.ready

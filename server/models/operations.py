@@ -15,7 +15,7 @@ from server.errors import ApiError
 from server.messages import FETCH, Progress
 from server.models.library import Pulled
 
-KEPT_S = 3600.0  # time for which an operation that has ended is remembered at least
+KEPT_S = 3600.0  # least time for which an operation is remembered after its end
 
 
 class OperationState(StrEnum):
@@ -72,7 +72,7 @@ class Operation:
         return f"was {self.state}" if self.state is OperationState.CANCELLED else str(self.state)
 
     def report(self, progress: Progress) -> None:
-        """Take note of the progress, and tell those who watch."""
+        """Record the progress, and wake the watchers."""
         if progress.stage != self.stage:
             self._close_stage()
             self.stage = progress.stage
@@ -85,7 +85,7 @@ class Operation:
         self.report(Progress(FETCH, pulled.completed_bytes / max(1, pulled.total_bytes)))
 
     def end(self, state: OperationState, error: ApiError | None = None) -> None:
-        """End the operation, and tell those who watch."""
+        """End the operation, and wake the watchers."""
         self._close_stage()
         self.state = state
         self.error = error
@@ -95,8 +95,8 @@ class Operation:
         self._notify()
 
     def cancel(self) -> None:
-        """Cancel the task, unless it has ended or was cancelled before: a second cancellation would interrupt what it does at its end, such
-        as stopping a worker."""
+        """Cancel the task, unless it has ended or was cancelled before: a second cancellation would interrupt what the task does at its
+        end, such as stopping a worker."""
         if self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
@@ -145,13 +145,13 @@ class Operation:
         self._stage_began = now
 
     def _notify(self) -> None:
-        """Tell those who watch that something has changed."""
+        """Wake the watchers, because something has changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 class Operations:
-    """The operations that run, or have ended. Those that ended more than KEPT_S ago are forgotten when another one begins."""
+    """The operations that run, or have ended. An operation that ended more than KEPT_S ago is forgotten when another one begins."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Operation] = {}

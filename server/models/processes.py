@@ -44,7 +44,7 @@ def usage_of(pid: int) -> Usage:
 def _children_of(folder: Path) -> list[int]:
     """Return the children of all threads of the process whose folder this is, or none if the process has ended."""
     found: list[int] = []
-    with suppress(OSError):  # the process has ended while its threads were listed; from Python 3.12 on, `glob` raises no error then
+    with suppress(OSError):  # the process ended while its threads were listed; from Python 3.12 on, `glob` raises no error in this case
         for file in (folder / "task").glob("*/children"):
             with suppress(OSError):  # the thread has ended since it was listed; the process goes on
                 found += map(int, file.read_text().split())

@@ -1,5 +1,5 @@
-"""Remember the latest prompts of a model. For a new prompt, find the one that shares the longest beginning with it, and where the two
-differ."""
+"""Remember the latest prompts of a model. For a new prompt, find the earlier prompt that shares the longest beginning with it, and the
+place where the two differ."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-MOST_PROMPTS, MOST_CHARS = 32, 16 << 20  # prompts that are remembered, and the characters of all of them
+MOST_PROMPTS, MOST_CHARS = 32, 16 << 20  # largest number of remembered prompts, and of characters in all of them
 STEP = 4096  # characters that are compared at once
-TAIL = 64  # characters at the end of a prompt, which open the answer; the prompt of the next turn may have others there
+TAIL = 64  # characters at the end of a prompt, which begin the answer; the next prompt of the conversation may differ there
 
 
 @dataclass(slots=True, eq=False)
 class LatestPrompts:
-    """Remembers the latest prompts, one for each conversation: a prompt that continues an earlier one replaces it. A prompt continues an
-    earlier one if it begins with all of it but its last TAIL characters."""
+    """Remembers the latest prompts, one for each conversation: a prompt that continues an earlier prompt replaces it. A prompt continues an
+    earlier one if it begins with all characters of the earlier one but the last TAIL."""
 
     _prompts: OrderedDict[tuple[str, str], None] = field(default_factory=OrderedDict[tuple[str, str], None])
     _num_chars: int = 0
@@ -37,7 +37,7 @@ class LatestPrompts:
         return None if continues else most
 
     def _remember(self, entry: tuple[str, str]) -> None:
-        """Add a prompt as the latest one, and forget the oldest while there are too many or they are too long."""
+        """Add a prompt as the latest one, and forget the oldest ones while a limit is exceeded."""
         self._forget(entry)
         self._prompts[entry] = None
         self._num_chars += len(entry[1])

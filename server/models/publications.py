@@ -43,17 +43,17 @@ class Publications:
     """The exports of loaded models, by the names of the models."""
 
     def __init__(self, names: Sequence[str] = (), export: Export | None = None, folder: Path = Path()) -> None:
-        """`names`: the models to publish, each from the call of `begin` on. Each export gets its own folder below `folder`. If `export` is
-        None, nothing is published."""
+        """`names`: the names of the models to publish. `begin` starts the publication of one. Each export gets its own folder below
+        `folder`. If `export` is None, nothing is published."""
         self._names = sorted(names, key=len, reverse=True)  # the longest first, so that `find` prefers it
         self._export = export
         self._folder = folder
         self._current: dict[str, Publication] = {}
-        self._tasks: dict[Publication, asyncio.Task[None]] = {}  # those of ended publications remain until their folders are removed
+        self._tasks: dict[Publication, asyncio.Task[None]] = {}  # tasks of ended publications remain until their folders are removed
 
     def begin(self, spec: ModelSpec) -> None:
-        """Export a model that has just been loaded, if the settings publish it. Nothing is served under its name until the export is
-        complete."""
+        """Export a model that has just been loaded, if it is one of the models to publish. Nothing is served under its name until the
+        export is complete."""
         if self._export is None or spec.name not in self._names:
             return
         self.end(spec.name)
@@ -88,8 +88,8 @@ class Publications:
         raise ApiError(NOT_FOUND_PATH, f"there is nothing at /web/{path:.200}; `relaxserve serve --publish MODEL` serves /web/MODEL/")
 
     def file(self, name: str, file: str) -> PublishedFile:
-        """Return a file of an export. Raise ApiError if the model is not loaded or not exported yet, if its export failed, or if it has no
-        such file."""
+        """Return a file of an export. Raise ApiError if the model is not loaded or not exported yet, if its export failed, or if the export
+        has no such file."""
         found = self._current.get(name)
         if found is not None and found.error:
             raise ApiError(LOAD_FAILED, f"model {name!r} cannot be published: {found.error}")
@@ -102,8 +102,8 @@ class Publications:
         return found.files[file]
 
     async def _publish(self, made: Publication, export: Export) -> None:
-        """Export a model, and serve its files until the task is cancelled. If the export fails, log why, and keep the reason for
-        requests."""
+        """Export a model, and serve its files until the task is cancelled. If the export fails, log why, and store the reason, which `file`
+        raises."""
         name = made.spec.name
         log.info("exporting %s for browsers", name)
         try:

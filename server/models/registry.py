@@ -1,7 +1,7 @@
 """Keep the registry of the models: load and unload them, find them by name or alias, and record which models are loaded.
 
-A load is a transaction: it claims a name and memory first, and frees them again if the worker does not become ready. If a model's
-source has changed, the new version loads while the old one is served, and replaces it after it has answered a probe.
+A load is a transaction: it claims a name and memory first, and frees them again if the worker does not become ready. If a model's source
+has changed, the new version loads while the old one is served. Once the new version has answered a probe, it replaces the old one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Registry:
         targets: Sequence[str] = ("host",),
         publications: Publications | None = None,
     ) -> None:
-        """`initial`: the models of the command line. `server/models/model.py` says beside the types of the callables what each one does."""
+        """`initial`: the models of the command line. `server/models/model.py` defines the types of the callables, and says what each
+        callable does."""
         self.settings = settings
         self.targets = targets  # targets that a load may name
         self.metrics = Metrics() if metrics is None else metrics
@@ -96,7 +97,7 @@ class Registry:
         self.cache = cache
         self.library = library
         self.compare_forms = compare_forms
-        self.leaving = False  # the server will stop soon: it still answers requests, and is not ready for more
+        self.leaving = False  # the server will stop soon: it still answers requests, but `ready` is False
         self.closing = False  # the server stops: it takes no new requests and begins no loads
         self._is_open = False  # `open` was called
         self._identify = identify
@@ -135,8 +136,8 @@ class Registry:
             self._starting.append(await self._load_or_fail(spec))
 
     async def _load_or_fail(self, spec: ModelSpec) -> Operation:
-        """Begin a load. If it is refused, for example because its name is an alias of another model, record a failed operation, so that the
-        other models still start."""
+        """Begin a load. If the load is refused, for example because the model's name is an alias of another model, record a failed
+        operation, so that the other models still start."""
         try:
             return await self.load(spec)
         except ApiError as error:
@@ -161,9 +162,9 @@ class Registry:
 
     @property
     def ready(self) -> bool:
-        """True if a load balancer should send requests here. The server is not ready while models of its start still load, nor once it is
-        about to stop. Otherwise a server with models is ready if any of them serves. A server without models is ready unless a load of its
-        start has failed or was cancelled: if there were none, or their models were unloaded, an administrator may load others."""
+        """True if a load balancer should send requests to this server. The server is not ready while models of its start still load, nor
+        once it is about to stop. Otherwise a server with models is ready if any of them serves. A server without models is ready, because
+        an administrator may load some, unless a load of its start has failed or was cancelled."""
         if self.leaving or self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
             return False
         if not self._models:
@@ -187,7 +188,7 @@ class Registry:
 
     def find(self, name: str) -> Model:
         """Return the model of a name or alias, also with the tag `:latest`, which Ollama's clients add to names that have no tag. Raise
-        ApiError if there is none."""
+        ApiError if there is no such model."""
         meant = self._meant(name)
         model = self._models.get(self._aliases.owner(meant) or meant)
         if model is None:
@@ -201,14 +202,14 @@ class Registry:
         return model
 
     def _meant(self, name: str, others: Container[str] = ()) -> str:
-        """Return the name that a request means: as `names_like` says, the first that is the name of a model, an alias, or in `others`. If
-        none is, return the name itself."""
+        """Return the first name of `names_like(name)` that is the name of a model, an alias, or in `others`. If none is, return the name
+        itself."""
         return next((one for one in names_like(name) if one in self._models or one in self._aliases or one in others), name)
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
         """Return the model that answers a request, and its loaded parts with the defaults of the name. A request without a name gets the
-        only model. Raise ApiError if there is no such model, if it is not ready, if a request without a name could mean none or several, or
-        if the server stops. `has_begun`: this is a further part of a request, which is answered even while the server stops."""
+        only model. Raise ApiError if there is no such model, if it is not ready, if a request has no name and the server has no model or
+        several, or if the server stops. `has_begun`: this is a further part of a request, which is answered even while the server stops."""
         if self.closing and not has_begun:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down", headers={"retry-after": "5"})
         if name is None:
@@ -283,8 +284,8 @@ class Registry:
         return bool(identity) and identity != model.identity
 
     def _reload(self, model: Model, asked: ModelSpec, *, swap: bool) -> Operation:
-        """Begin to load a new version of a model, and return the operation. Once the new version is served, it has the aliases that the
-        model has then, and those that are asked for."""
+        """Begin to load a new version of a model, and return the operation. Once the new version is served, it has the aliases that the old
+        version has at that time, and those of `asked`."""
         name = model.spec.name
         spec = msgspec.structs.replace(model.spec.with_names(asked), aliases=asked.aliases)
         replacement = Model(spec, self.operations.begin("reload", name), swaps=swap)
@@ -329,23 +330,24 @@ class Registry:
         await operation.wait()
 
     async def _load(self, model: Model, replaces: Model | None = None) -> None:
-        """Load a model, and serve it from then on. `replaces` is the old version, if this is a new one. A failure is logged and ends the
+        """Load a model, and then begin to serve it. If it is a new version, `replaces` is the old one. A failure is logged and ends the
         operation."""
         operation, name = model.operation, model.spec.name
         labels = (name, ENGINE)
         began = time.monotonic()
         tell_loading(model.spec)
         try:
-            # Identify the source before the worker reads it. If it changes in between, the identity is too old: one needless load follows.
+            # Identify the source before the worker reads it. If the source changes in between, the identity is too old, so the next load of
+            # this model reads it again needlessly.
             model.identity = await asyncio.to_thread(self._identify, model.spec.source)
             spec = await self.budget.claim(model)
             loaded = await self._starter.start(spec, operation.report)
-            try:  # a model proves itself before it replaces another, or takes an alias from it
+            try:  # a model must answer a probe before it replaces another model, or takes an alias from one
                 if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
                     await require_answer(name, loaded, PLAIN)
                 presets, variants = await self._variants(model, loaded, replaces)
                 loaded.worker.before_change = partial(self._renew, model, spec)
-                # A worker with other files may have taken the place of the first one before.
+                # Before `before_change` was set, a worker that has read other files may have taken the place of the first one.
                 if (ready := loaded.worker.ready) is not None and ready.fingerprint != loaded.ready.fingerprint:
                     text = f"the files of {spec.source} have changed while they were loaded; load the model again"
                     raise LoadError(ErrorCode.LOAD_FAILED, text)
@@ -387,9 +389,9 @@ class Registry:
             tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))
 
     async def _renew(self, model: Model, spec: ModelSpec, ready: Ready) -> None:
-        """Read the tokenizer of a model again, because a worker with another fingerprint takes the place of its worker: the model's files
-        have changed. Requests that come from then on get both from the new files. Raise LoadError if that fails: the worker does not serve
-        then. Do nothing if the model gets no new requests."""
+        """Read the tokenizer of a model again. The model's supervisor calls this before it uses a new process with another fingerprint,
+        because the model's files have changed; later requests then get the tokenizer and the weights of the new files. Raise LoadError if
+        the tokenizer cannot be read; the worker then does not serve. Do nothing if the model gets no new requests."""
         if (loaded := model.loaded) is None:
             return
         try:
@@ -434,7 +436,7 @@ class Registry:
             self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
 
     def _switch(self, old: Model, new: Model) -> None:
-        """Send new requests to `new`. Requests that `old` is running finish there."""
+        """Send new requests to `new`. `old` finishes the requests that it runs."""
         self._models[new.spec.name] = new
         self._replacements.remove(new)
         self._replacements.retire(old)
@@ -469,7 +471,7 @@ class Registry:
         model.state = ModelState.DRAINING
         log.info("unloading %s, with %g s for running requests", model.spec.name, drain_s)
         try:
-            # first: while anything else is awaited, the replacement could take the model's place
+            # first: during any other `await`, the replacement could take the model's place
             if (replacement := self._replacements.coming(name)) is not None:
                 await self.cancel(replacement.operation)
             before_bytes = await self.measuring.resident_bytes()
@@ -486,10 +488,10 @@ class Registry:
         return Unloaded(model.spec.name, freed_bytes, before_bytes, await self.measuring.resident_bytes())
 
     async def set_alias(self, alias: str, name: str, probe: Probe, own: Defaults | None = None) -> None:
-        """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model. `own`: defaults of the
-        alias, which win over those of `name`, itself a name or an alias. Raise LoadError if a default cannot be used, or ApiError if the
-        alias is the name of a model, if the model is not ready, fails the probe, or is replaced meanwhile, or if no process could render
-        the template among the defaults."""
+        """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model. `name` is a model's name or
+        an alias. `own`: defaults of the alias, which win over those of `name`. Raise LoadError if a default cannot be used, or ApiError if
+        the alias is the name of a model, if the model is not ready, fails the probe, or is replaced meanwhile, or if no process could
+        render the template among the defaults."""
         model, loaded = self._ready_for_alias(alias, name)
         preset = (own or Defaults()).over(self._aliases.preset_of(self._meant(name)))
         variant = await self._starter.variant(loaded, model.spec, preset) if preset.given else None
@@ -522,8 +524,8 @@ class Registry:
         await self._saved.written()
 
     def _forget(self, model: Model) -> None:
-        """Remove a model that was unloaded or did not load, with its page and its aliases. If the model was to replace a served one, that
-        one keeps them."""
+        """Remove a model that was unloaded or did not load, with its page and its aliases. If the model was to replace a served one, the
+        served one keeps its page and its aliases."""
         if self._replacements.remove(model):
             return  # `model` replaces a served model, which keeps the names
         if self._models.pop(model.spec.name, None) is None:
@@ -545,5 +547,5 @@ class Registry:
 
 
 def not_loaded(name: str, loaded: Iterable[str]) -> ApiError:
-    """Return the error of a model that is not there. `loaded`: the names of those that are."""
+    """Return the error for a model that is not loaded. `loaded`: the names and aliases of the loaded models."""
     return ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {', '.join(sorted(loaded)) or 'none'}", param="model")

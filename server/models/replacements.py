@@ -38,8 +38,8 @@ class Replacements:
         return True
 
     def retire(self, model: Model) -> None:
-        """Let a model that was replaced finish its requests, and stop its worker once the last of them has ended. New requests already get
-        its replacement."""
+        """Let a model that was replaced finish its requests, and stop its worker once the last of them has ended. New requests already go
+        to its replacement."""
         loaded = model.loaded
         assert loaded is not None
         model.state, model.planned_bytes = ModelState.DRAINING, model.total_bytes
@@ -67,8 +67,8 @@ class Replacements:
 
 
 def beside(error: LoadError, replaces: Model | None) -> LoadError:
-    """Return the error of a load. If the load failed for lack of memory, and was to replace a model, add to the message how much memory
-    that model still holds."""
+    """Return the error of a load. If the load failed for lack of memory, and its model was to replace another one (`replaces`), add to the
+    message how much memory the latter still holds."""
     if replaces is None or not error.required_bytes:
         return error
     name, held = replaces.spec.name, replaces.total_bytes

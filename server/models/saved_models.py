@@ -24,10 +24,10 @@ class SavedModels:
 
     def read(self, initial: Sequence[ModelSpec], owners: Mapping[str, str]) -> list[ModelSpec]:
         """Read the file. Return the models of a start: those of the command line (`initial`), then those that only the file has. The
-        command line decides the settings of its models, which keep the names that they have got since, even if the command line gives
-        them another source. A name that the start gave once stays, too, until it is removed at `/admin/aliases`. No saved model keeps an
-        alias that the command line gives. `owners` has the model behind each name of the command line. Raise StateError if the file
-        cannot be read."""
+        command line decides the settings of its models. These models also keep their aliases of the file, those of earlier command lines
+        included, until the aliases are removed at `/admin/aliases`; this holds even if the source of a model has changed. No saved model
+        keeps an alias that the command line gives to another model. `owners` maps each name and alias of the command line to the name of
+        its model. Raise StateError if the file cannot be read."""
         self._specs = {spec.name: spec for spec in (read_state(self._file).models if self._file else ())}
         given, saved = {spec.name: spec for spec in initial}, dict(self._specs)
         for spec, name in [(one, name) for one in initial for name in (one.name, *one.aliases)]:
@@ -46,8 +46,9 @@ class SavedModels:
         self._specs.pop(name, None)
 
     def write(self, loaded: Iterable[ModelSpec]) -> None:
-        """Begin to write the file. `loaded` are the models that are loaded. All others lose the names that these have: their aliases, or
-        their place in the file. Otherwise one of two models with the same name would not load at the next start."""
+        """Begin to write the file. `loaded` are the models that are loaded. No other saved model may have a name or an alias of a loaded
+        model: if its alias is one, it loses this alias; if its own name is one, it is removed from the file. Otherwise one of two models
+        with the same name would not load at the next start."""
         found = {spec.name: spec for spec in loaded}
         taken = {name for spec in found.values() for name in (spec.name, *spec.aliases)}
         self._specs = {name: spec.without(taken) for name, spec in self._specs.items() if name in found or name not in taken} | found

@@ -16,9 +16,9 @@ SleepMode = Literal["abort", "wait", "keep"]
 
 
 async def put_to_sleep(model: Model, mode: SleepMode, *, patience_s: float) -> None:
-    """Put a model to sleep. `abort` fails its running requests. `wait` lets them finish for `patience_s`. Requests that still run after
-    that time continue when the model wakes. `keep` interrupts all running requests at once; they continue when the model wakes. Raise
-    ApiError if the model is not ready. A model that sleeps already goes on sleeping."""
+    """Put a model to sleep. `abort` fails its running requests. `wait` gives them `patience_s` seconds to finish; requests that still run
+    after that time continue when the model wakes. `keep` interrupts all running requests at once; they continue when the model wakes. Raise
+    ApiError if the model is not ready. A sleeping model goes on sleeping."""
     loaded = _loaded(model)
     if mode == "wait":
         end_s = asyncio.get_running_loop().time() + patience_s

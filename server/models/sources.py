@@ -23,7 +23,7 @@ CACHED = re.compile(r"/models--[^/]+?--([^/]+?)(?:/snapshots(?:/[^/]+)?)?/?$")  
 HOSTS = tuple(f"{scheme}{host}/" for scheme in ("https://", "") for host in ("huggingface.co", "hf.co"))
 GGUF = ".gguf"
 MOST_LEVELS = 2  # levels of folders below the model root: NAME, or ORGANISATION/NAME
-MOST_ENTRIES = 4096  # entries of folders that `offered` examines
+MOST_ENTRIES = 4096  # largest number of entries of folders that `offered` examines
 DOWNLOADABLE = "a name of the catalogue, or ORGANISATION/NAME or ORGANISATION/NAME:FILE"
 NO_UNICODE = "leads to a path that is no Unicode; rename it"
 
@@ -75,8 +75,8 @@ def is_hub_id(source: str) -> bool:
 
 
 def real(path: Path) -> Path:
-    """Return a path without symbolic links. A link that leads to itself stays, and counts as absent. `Path.resolve` would raise
-    RuntimeError."""
+    """Return a path without symbolic links. A link that leads to itself stays, and counts as absent; `Path.resolve` would raise
+    RuntimeError for it."""
     return Path(os.path.realpath(path))
 
 
@@ -97,8 +97,8 @@ def is_unicode(path: str) -> bool:
 
 def names_of(source: str) -> tuple[str, tuple[str, ...]]:
     """Return the default name of a source, and its aliases. A GGUF file is called by its name without the suffix and the number of a part,
-    because users call models so; the whole name of the file is an alias, if requests can use it. A folder of the hub's cache is called by
-    its repository, any other folder by its own name."""
+    because users call models by this short name; the whole name of the file is an alias, if requests can use it. A folder of the hub's
+    cache is called by its repository, any other folder by its own name."""
     file = source.rstrip("/").rpartition("/")[2]
     if (found := CACHED.search(source)) is not None:
         return _plain(found[1]), ()
@@ -156,7 +156,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _offer(root: Path, path: Path, files: list[Path]) -> Offer:
-    """Return the offer of a folder or file `path`. `files` are those of its files that are known."""
+    """Return the offer of a folder or file `path`. The size and the time of change are those of `files`."""
     states = [file.stat() for file in files]
     modified_s = max(state.st_mtime for state in states or [path.stat()])
     return Offer(str(path.relative_to(root)), str(settled(path)), sum(state.st_size for state in states), modified_s)

@@ -28,7 +28,7 @@ from server.text.templates.errors import TemplateError, TemplateUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """Starts models. `make_worker` and `load_tokenizer` make parts of them."""
+    """Starts models. `make_worker` makes the worker of a model, and `load_tokenizer` its tokenizer."""
 
     settings: ServerSettings
     budget: Budget
@@ -52,7 +52,7 @@ class Starter:
         try:
             await fetched.wait()
             if loading.done():
-                await loading  # raises the error of a load that failed before its files were there
+                await loading  # raises the error of a load that failed before all files were on this machine
             tokenizer, dialect = await self._read(spec)
             return self._assembled(spec, worker, await loading, tokenizer, dialect)
         except BaseException:
@@ -113,7 +113,7 @@ class Starter:
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
         """Return a copy of a loaded model with the same worker, in which the defaults `own` win over the model's. Raise LoadError if a
-        default cannot be used, or ApiError if no process could render the template among them."""
+        default cannot be used, or ApiError if no process could render the template among the defaults."""
         tokenizer, dialect, renderer = loaded.tokenizer, loaded.dialect, loaded.renderer
         if own.template is not None:
             try:

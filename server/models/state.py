@@ -24,9 +24,9 @@ NAMED = "letters, digits and ._:/- of which the first is a letter or digit, 128 
 
 
 class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
-    """The settings of a load, and the names of its model. `source` is resolved: see `sources.resolve`.
-    A state file or configuration is refused if a value is outside these ranges. The worker refuses values in these ranges that the model or
-    the machine does not allow, and names the remedy."""
+    """The settings of a load, and the names of its model. `source` is a result of `sources.resolve`. A state file or configuration is
+    refused if a value is outside the ranges below. The worker refuses values in these ranges that the model or the machine does not allow,
+    and names the remedy."""
 
     max_context: Annotated[int, Meta(ge=LEAST_CONTEXT, lt=2**31)] | None = None
     max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64
@@ -40,7 +40,7 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     # whether answers may contain thoughts; None: true if the vocabulary has tokens for think blocks, or if the format writes thoughts
     # without such blocks (harmony)
     reasoning: bool | None = None
-    defaults: Defaults = Defaults()  # defaults for requests; they win over those of the file beside the model
+    defaults: Defaults = Defaults()  # defaults for requests; they win over those of the defaults file beside the model
     presets: dict[str, Defaults] = msgspec.field(
         default_factory=dict
     )  # the defaults of aliases that have their own, which win over those of the model
@@ -57,7 +57,7 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, aliases=self._aliases_with(other), pin=self.pin or other.pin)
 
     def with_later_names(self, saved: Self) -> Self:
-        """Return this specification of a start, with the aliases that the model has got since an earlier start (`saved`), and their
+        """Return this specification of the command line, with the further aliases that the model has in the state file (`saved`), and their
         defaults."""
         return msgspec.structs.replace(self, aliases=self._aliases_with(saved), presets={**saved.presets, **self.presets})
 
@@ -83,8 +83,8 @@ class StateError(Exception):
 
 
 def read_state(path: Path) -> SavedState:
-    """Read a state file. A file that is absent counts as empty, but not the target of a link: its disk may not be mounted yet. Raise
-    StateError if the file cannot be read, or is not valid."""
+    """Read a state file. An absent file counts as empty. Raise StateError if the file cannot be read, is not valid, or is a link whose
+    target is absent, because the target's disk may not be mounted yet."""
     try:
         return msgspec.json.decode(regular(path).read_bytes(), type=SavedState)
     except FileNotFoundError as error:
@@ -99,12 +99,12 @@ def read_state(path: Path) -> SavedState:
 
 def require_writable(path: Path) -> None:
     """Raise StateError unless the state file can be written, so that the server fails at its start and not after the first load. Remove
-    what killed servers have left beside it."""
+    temporary files that killed servers have left beside it."""
     try:
         remove_abandoned(path)
         descriptor, fresh = locked_file(path)
         try:
-            os.posix_fallocate(descriptor, 0, LEAST_FREE_BYTES)  # a full disk still takes an empty file
+            os.posix_fallocate(descriptor, 0, LEAST_FREE_BYTES)  # an empty file can be created even on a full disk
         finally:
             os.close(descriptor)
             os.unlink(fresh)
@@ -123,7 +123,7 @@ def exclusive(path: Path) -> Generator[None]:
     lock = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a+b", buffering=0)  # nothing remains to be written when it is closed
+        file = lock.open("a+b", buffering=0)  # unbuffered, so that closing the file writes nothing
     except OSError as error:
         raise StateError(f"state file {path}: {lock}: {error.strerror}; name a file in a folder that can be written") from error
     with file:

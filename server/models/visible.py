@@ -1,4 +1,4 @@
-"""The models of a server as one caller sees them: a key may be restricted to some names, and learns of no others."""
+"""The models of a server as one caller sees them: an API key may be restricted to some names, and its caller learns of no others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class VisibleModels:
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
         """Return what `Registry.serve` returns. A model that the caller may not use is not found, as if it were not loaded. A request
         without a name gets the only model that the caller may use; raise ApiError if the caller may use none or several. Raise ApiError
-        also as `Registry.serve` does."""
+        also in the cases in which `Registry.serve` does."""
         if not self.limits.models:
             return self.registry.serve(name, has_begun=has_begun)
         names = [one for model in self.registry.models() for one in self.names_of(model)]

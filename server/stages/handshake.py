@@ -5,7 +5,7 @@
     worker -> host    HMAC(secret, "worker", both random bytes)
     host -> worker    HMAC(secret, "host", both random bytes)
 
-What follows is neither encrypted nor signed, so the network between stages must be trusted, or be a tunnel.
+All later data is neither encrypted nor signed, so the network between stages must be trusted, or be a tunnel.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class TurnedAway(HandshakeFailed):
 
 
 def introduce(connection: socket.socket, secret: str) -> None:
-    """Introduce this worker to a host. A timeout stays set on the connection. Raise TurnedAway if the host ends the connection at once,
-    HandshakeFailed if it does not know the secret or does not answer in time, or OSError if the connection fails later."""
+    """Introduce this worker to a host. Afterwards, the connection still has a timeout. Raise TurnedAway if the host ends the connection at
+    once, HandshakeFailed if the host does not know the secret or does not answer in time, or OSError if the connection fails later."""
     end_s = time.monotonic() + HANDSHAKE_S
     ours = secrets.token_bytes(NONCE_BYTES)
     try:
@@ -55,8 +55,8 @@ def introduce(connection: socket.socket, secret: str) -> None:
 
 
 def welcome(connection: socket.socket, secret: str) -> None:
-    """Let a worker introduce itself to this host. A timeout stays set on the connection. Raise HandshakeFailed if the worker is of another
-    version, does not know the secret, or does not answer in time, or OSError if the connection fails."""
+    """Let a worker introduce itself to this host. Afterwards, the connection still has a timeout. Raise HandshakeFailed if the worker is of
+    another version, does not know the secret, or does not answer in time, or OSError if the connection fails."""
     end_s = time.monotonic() + HANDSHAKE_S
     if _read(connection, len(MAGIC), end_s) != MAGIC:
         raise HandshakeFailed("it is no worker of this version of relaxserve")
@@ -68,7 +68,7 @@ def welcome(connection: socket.socket, secret: str) -> None:
 
 
 def _proof(secret: str, role: bytes, worker: bytes, host: bytes) -> bytes:
-    """Return the proof of one end. `worker` and `host` are the random bytes of the two."""
+    """Return the proof of the end `role`. `worker` and `host` are the random bytes that these ends have sent."""
     return hmac.new(secret.encode(), role + worker + host, hashlib.sha256).digest()
 
 

@@ -1,6 +1,7 @@
-"""Send and receive messages with arrays over one connection between two stages, which is a socket.
+"""Send and receive messages with arrays over a socket between two stages.
 
-A frame is eight bytes with two lengths, a MessagePack of the message and the types and shapes of its arrays, and the bytes of the arrays.
+A frame is eight bytes with two lengths, then the MessagePack encoding of the message and of the types and shapes of its arrays, then the
+bytes of the arrays.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Link:
     """A connection to a stage, or from a stage to the worker. Several threads may send; one thread receives."""
 
     def __init__(self, connection: socket.socket, place: str, end: End = lambda: None) -> None:
-        """`place` names the other end in errors. `end` says how the process at the other end has ended, if this one knows."""
+        """`place` names the other end in errors. `end` says how the process at the other end has ended, if this process knows."""
         self.place = place
         self._end = end
         self._socket = connection
@@ -74,8 +75,8 @@ class Link:
             raise self._lost(f"has failed: {error.strerror or error}") from error
 
     def receive(self) -> tuple[StageMessage, list[NDArray[Any]]]:
-        """Return the next message and its arrays. Raise StageLost if the connection has ended, if it brings something else, or if the
-        message says that the stage's process has ended."""
+        """Return the next message and its arrays. Raise StageLost if the connection has ended, if it brings something that is no message of
+        a stage, or if the message says that the stage's process has ended."""
         try:
             body_bytes, array_bytes = HEADER.unpack(self._read(HEADER.size))
             if body_bytes > MOST_MESSAGE_BYTES or array_bytes > MOST_ARRAY_BYTES:
@@ -109,11 +110,11 @@ class Link:
 
     def shut(self) -> None:
         """End the connection, also for a thread that waits for a message."""
-        with suppress(OSError):  # the other end was faster
+        with suppress(OSError):  # the other end may have ended the connection first
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection, and wait a while for the end of the process at the other end, if this one has started it."""
+        """Close the connection. If this process has started the one at the other end, wait a while until that process has ended."""
         self._socket.close()
         self._end()
 

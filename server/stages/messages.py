@@ -3,10 +3,10 @@
     worker -> stage    Load  Reserve  Run  Stream  CopyPage
     stage -> worker    Greeting  Progress  LoadFailed  Planned  Loaded  Working  Stream  Ended
 
-A stage greets, and gets a Load that names its layers. It plans its memory and says how many pages it has room for (Planned). The worker
-tells all stages the same numbers of pages (Reserve), so one page table serves all of them. After each Run, every stage but the first gets
-the residual stream of the tokens (Stream); the first stage computes it from the tokens. Each stage answers with the Stream after its
-layers.
+A stage sends a Greeting, and gets a Load that names its layers. The stage plans its memory and says for how many pages it has room
+(Planned). The worker tells all stages the same numbers of pages (Reserve), so one page table serves all of them. After each Run, every
+stage but the first gets the residual stream of the tokens (Stream); the first stage computes it from the tokens. Each stage answers with
+the Stream after its layers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CopyPage(Message, frozen=True, tag=True):
 
 
 class Ended(Message, frozen=True, tag=True):
-    """The process of the stage has ended. The host sends this in its place."""
+    """The process of the stage has ended. The host of the stage sends this message instead of that process."""
 
     how: str  # how it has ended, in words
     from_outside: bool  # no request can be the cause

@@ -1,4 +1,4 @@
-"""Read where the stages of a model run: in processes of this machine, or on hosts that offer themselves."""
+"""Read where the stages of a model run: in processes of this machine, or on hosts that run `relaxserve stage`."""
 
 from __future__ import annotations
 

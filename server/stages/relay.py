@@ -2,8 +2,9 @@
 
 A step may be cut into parts of its tokens. While a later stage computes one part, an earlier stage computes the next one.
 
-The worker has a connection to each stage. One thread per stage reads its residual streams as they arrive, and passes them to the next
-stage, or to the step. If nobody read while the step computes a part, a stage with more to send would take the worker's machine for lost.
+The worker has a connection to each stage. One thread per stage reads the residual streams of the stage as they arrive, and passes them to
+the next stage, or to the step. If they were not read while the worker computes a part, a stage that cannot send its next stream would take
+the worker's machine for lost.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Relay:
         self.num_parts = num_parts
         self.shares_cores = shares_cores  # all stages run on the same machine
         self.waited_s = 0.0  # time spent in `receive`
-        self.on_working: WorkingFn = lambda _cpu_s: None  # called on a thread of a stage, for each Working of that stage
+        self.on_working: WorkingFn = lambda _cpu_s: None  # called on the thread of a stage, for each Working message of that stage
         self._links = list(links)
         self._cpu_s = [0.0] * len(links)
         self._fault: StageLost | None = None
@@ -69,8 +70,8 @@ class Relay:
         return len(self._links) + 1
 
     def begin(self, batch: StepBatch) -> list[StepBatch]:
-        """Begin a step: cut it into parts, and send these to all stages. Return the parts, each of which needs a `receive`. Raise StageLost
-        if a stage is lost."""
+        """Begin a step: cut it into parts, and send the parts to all stages. Return the parts. The caller must call `receive` once for each
+        of them. Raise StageLost if a stage is lost."""
         parts = parts_of(batch, self.num_parts(len(batch.tokens)))
         self._num_awaited = len(parts)
         for part in parts:
@@ -92,7 +93,7 @@ class Relay:
         return stream
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        """Copy a page of a cache group in all these stages. Raise StageLost if one is lost."""
+        """Copy a page of a cache group in all stages before the last one. Raise StageLost if one of them is lost."""
         for link in self._links:
             link.send(CopyPage(group, source, target))
 
@@ -101,7 +102,7 @@ class Relay:
         with the reason that the host of the stage gives."""
 
         def wait(link: Link) -> None:
-            """Wait until the connection to a stage ends, and tell `on_lost` unless a step does so."""
+            """Wait until the connection to a stage ends. Then call `on_lost`, unless a running step raises StageLost."""
             link.wait_for_end()
             time.sleep(NOTICES_S)
             while self._num_awaited and not self._is_closing:
@@ -123,8 +124,8 @@ class Relay:
             link.close()
 
     def _stream(self, number: int) -> NDArray[np.float32]:
-        """Return the next residual stream of a stage, and pass on what it says of its CPU time. Raise StageLost if the stage ends, or sends
-        something else."""
+        """Return the next residual stream of a stage. Pass the CPU time that the stage reports before it to `on_working`. Raise StageLost
+        if the stage ends, or sends anything else."""
         while True:
             message, arrays = self._links[number].receive()
             match message:
@@ -137,8 +138,9 @@ class Relay:
                     raise StageLost(f"{self._links[number].place} sent {type(message).__name__} in the middle of a step")
 
     def _pass_on(self, number: int) -> None:
-        """Pass the residual streams of a stage on until a stage is lost: to the next stage, or from the last one of these stages to
-        `receive`. Then let `receive` raise StageLost. The thread of an earlier stage does so by ending the last stage's connection."""
+        """Pass each residual stream of a stage to the next stage, or from the last of these stages to `receive`, until a stage is lost.
+        Then let `receive` raise StageLost: the thread of an earlier stage ends the connection to the last one, so that the last thread
+        ends, too."""
         is_last = number == len(self._links) - 1
         try:
             while True:

@@ -1,1 +1,1 @@
-"""Scheduling: which tokens run in the next step, in which order of turns, on which pages of the cache."""
+"""Scheduling: which tokens run in the next step, in which order API keys take turns, and which pages of the cache sequences get."""

@@ -32,7 +32,7 @@ class _Run:
 
 
 class CacheLog:
-    """The changes since the last `take`, in their order. Page pools write them down when they happen."""
+    """The changes since the last `take`, in their order. Page pools record them here."""
 
     def __init__(self, groups: Sequence[GroupLimits]) -> None:
         self._groups = groups
@@ -43,8 +43,8 @@ class CacheLog:
         return bool(self._changes)
 
     def stored(self, group: int, digest: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
-        """Write down that a page can be found. `parent` is the digest of the page before it (None: it is the first), `token_ids` are the
-        page's own tokens."""
+        """Record that a page is published. `parent` is the digest of the page before it (None: it is the first), `token_ids` are the page's
+        own tokens."""
         page, before = hash_of(digest), None if parent is None else hash_of(parent)
         last = self._changes[-1] if self._changes else None
         if isinstance(last, _Run) and last.group == group and last.hashes[-1] == before:
@@ -54,11 +54,11 @@ class CacheLog:
             self._changes.append(_Run(group, before, [page], list(token_ids)))
 
     def removed(self, group: int, digest: bytes) -> None:
-        """Write down that the page of a group with this digest can no longer be found."""
+        """Record that the page of a group with this digest was evicted or withdrawn."""
         self._changes.append(PagesRemoved((hash_of(digest),), self._index(group)))
 
     def take(self) -> tuple[CacheChange, ...]:
-        """Return the changes, and forget them."""
+        """Return the changes, and clear the log."""
         changes, self._changes = self._changes, []
         return tuple(self._told(change) if isinstance(change, _Run) else change for change in changes)
 
@@ -76,5 +76,5 @@ class CacheLog:
         )
 
     def _index(self, group: int) -> int | None:
-        """Return the number of a group as messages have it: None if the model has only one group."""
+        """Return the number of a group for messages: None if the model has only one group."""
         return group if len(self._groups) > 1 else None

@@ -20,14 +20,14 @@ class Held:
 
     chain: Chain
     lists: tuple[PageList, ...]
-    version: int = 0  # changes whenever a list of pages does
-    # The next two save work for most tokens. Both are 0 if unknown.
-    num_writable: int = 0  # `make_writable` has nothing to do until the sequence needs a position from this one on
+    version: int = 0  # changes whenever one of the lists changes
+    # With the next two numbers, most tokens need no call of `make_writable` or `publish`. A number is 0 if unknown.
+    num_writable: int = 0  # `make_writable` has nothing to do until the sequence needs this position or a later one
     num_unpublished: int = 0  # `publish` has nothing to do while fewer tokens than this are computed
 
     @staticmethod
     def nothing(limits: StepLimits, salt: str, marks: tuple[tuple[int, bytes], ...] = ()) -> Held:
-        """Return the pages of a sequence that has none yet. `marks` are those of its `Chain`."""
+        """Return the record of a sequence that has no pages yet. `marks` are those of its `Chain`."""
         return Held(Chain(salt.encode(), marks), tuple(PageList(page_size=group.page_size) for group in limits.groups))
 
     def change(self) -> None:
@@ -64,7 +64,7 @@ class CachePool:
         """Give `held`, which has no pages, the published pages of the first tokens of `token_ids`, at most `max_tokens` of them. Return how
         many tokens these pages cover."""
         found, before = max_tokens, -1
-        while found != before:  # every group must find its pages for the same number of tokens, so repeat until no group shortens it
+        while found != before:  # every group must find its pages for the same number of tokens, so repeat until no group reduces it
             before = found
             for pool in self.pools:
                 found = pool.num_found(held.chain, token_ids, found)
@@ -90,7 +90,7 @@ class CachePool:
 
     def fork(self, source: Held, target: Held, num_tokens: int) -> int:
         """Let `target` share the pages of the first tokens of `source`, at most `num_tokens` of them, up to where a sequence can continue.
-        Return how many tokens are shared, or 0 if some pages are gone."""
+        Return how many tokens are shared: 0 if `source` has given back pages that the next token reads."""
         assert (source.chain.salt, source.chain.marks) == (target.chain.salt, target.chain.marks)
         num_tokens = self._last_stop(num_tokens)
         if not self._can_go_on(source, num_tokens):
@@ -114,8 +114,8 @@ class CachePool:
     # --- pages to write ------------------------------------------------------------------------------------------------------
 
     def can_admit(self, prompts: Collection[tuple[Held, int, int]], num_spare: int) -> bool:
-        """Return whether every group has enough pages for all prompts and `num_spare` more. Each prompt is given as its pages, and the
-        start and stop of the positions to compute."""
+        """Return whether every group has enough pages for all prompts, and `num_spare` pages more. Each prompt is given as the pages that
+        it holds, and the start and stop of the positions to compute."""
         return all(
             sum(pool.num_to_admit(held.lists[group], start, stop) for held, start, stop in prompts) + num_spare <= pool.num_available
             for group, pool in enumerate(self.pools)
@@ -161,7 +161,8 @@ class CachePool:
         return num_computed
 
     def give_back_after(self, held: Held, num_computed: int) -> None:
-        """Give back the pages that hold none of the first `num_computed` tokens: later tokens are not computed yet after all."""
+        """Give back the pages that hold none of the first `num_computed` tokens, because the later tokens were taken out of the open
+        plan."""
         for pool, pages in zip(self.pools, held.lists, strict=True):
             pool.rewind(pages, num_computed)
         held.change()

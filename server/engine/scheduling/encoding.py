@@ -1,9 +1,10 @@
 """The queue of sequences whose next chunk reads excerpts of images or recordings that are not encoded yet, or whose audio is not heard yet.
 
-The engine encodes in parts, between its steps, so that streams do not wait for a whole excerpt. A sequence keeps its slot and its pages
-while it waits here, and other sequences run. An encoding that has begun goes on until it is done, unless a sequence of a better priority
-waits: the model then drops the parts that have run, and they run again later. An encoding that was dropped gets the better priority, so it
-is dropped at most once for each priority. Among encodings that have not begun and have the same priority, API keys take turns.
+The engine encodes in parts, between its steps, so that decoding sequences do not wait for a whole excerpt. A sequence keeps its slot and
+its pages while it waits in this queue, and other sequences run. An encoding that has begun goes on until it is done, unless a sequence of a
+better priority waits: the model then drops the parts that have run, and they run again later. An encoding whose parts were dropped gets the
+better priority, so this happens to it at most once for each priority. Among encodings that have not begun and have the same priority, API
+keys take turns.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from server.messages import Excerpt
 
 
 class EncodingQueue:
-    """The sequences that wait, and what is encoded for them next."""
+    """The sequences that wait for encodings, and the encodings chosen to run next."""
 
     def __init__(self, limits: StepLimits, pace: Pace, is_encoded: Callable[[bytes], bool]) -> None:
-        """`is_encoded` tells whether the encoded rows with a key are there."""
+        """`is_encoded` tells whether the model has the encoded rows of the excerpt with a key."""
         self._limits = limits
         self._pace = pace
         self._is_encoded = is_encoded
@@ -54,9 +55,9 @@ class EncodingQueue:
     # --- what a chunk needs ------------------------------------------------------------------------------------------------
 
     def affordable(self, seq: Sequence, count: int, budget: int) -> int:
-        """Return how many of the next `count` tokens of a prompt to plan, so that encoding their excerpts together takes at most as long as
-        `budget` tokens. The first excerpt of a chunk is planned whatever it costs. An expensive excerpt thus has a chunk of its own, which
-        reads its rows before the next excerpt is encoded."""
+        """Return how many of the next `count` tokens of a prompt to plan, so that encoding their excerpts takes at most as long in all as
+        the prefill of `budget` tokens. The first excerpt of a chunk is planned whatever it costs. An expensive excerpt thus gets a chunk of
+        its own, which reads its rows before the next excerpt is encoded."""
         cost = 0
         first = num_before(seq.request.excerpts, seq.num_computed)
         for placed in self.missing(seq, seq.num_computed, seq.num_computed + count):
@@ -92,14 +93,14 @@ class EncodingQueue:
         return [placed for placed in among(seq.request.excerpts, start, stop) if not self._is_encoded(placed.key)]
 
     def keys_read(self, plan: Plan, running: Iterable[Sequence]) -> Iterator[bytes]:
-        """Yield the keys of the excerpts that a plan, or the next chunk of a running prompt, reads."""
+        """Yield the keys of the excerpts that the step of a plan reads, or that the next chunk of a running prompt may read."""
         for seq in running:
             item = plan.items.get(seq)
             start = seq.num_computed if item is None else item.start
             yield from (placed.key for placed in among(seq.request.excerpts, start, seq.num_computed + self._limits.max_tokens))
 
     def _cost(self, excerpts: Collection[Excerpt]) -> int:
-        """Return the cost of encoding excerpts, in prompt tokens."""
+        """Return the number of prompt tokens whose prefill takes about as long as encoding excerpts."""
         cost = 0
         for limits in self._limits.excerpts:
             num_tokens = sum(excerpt.num_tokens for excerpt in excerpts if isinstance(excerpt, limits.kind))
@@ -109,7 +110,7 @@ class EncodingQueue:
     # --- the queue ---------------------------------------------------------------------------------------------------------
 
     def remove(self, seq: Sequence) -> None:
-        """Let a sequence no longer wait here."""
+        """Remove a waiting sequence from the queue."""
         encoding = self._waiting.pop(seq)
         if seq in self._queue:
             self._queue.remove(seq)
@@ -117,8 +118,8 @@ class EncodingQueue:
             self._chosen.remove(encoding)
 
     def take_done(self) -> list[Sequence]:
-        """Remove and return the sequences for which all is encoded, and note which of them have heard their audio. Several sequences may
-        have waited for the same excerpt."""
+        """Remove and return the sequences whose encoding is done, and set `has_heard` for those that waited for audio. Several sequences
+        may have waited for the same excerpt."""
         done = [encoding for encoding in self._waiting.values() if encoding.is_done or self._are_encoded(encoding.work)]
         for encoding in done:
             self.remove(encoding.seq)
@@ -133,20 +134,20 @@ class EncodingQueue:
         if not plan.encodes_idle:
             return self._pace.encoding_s(plan.num_tokens, plan.num_decode)
         if plan.num_tokens > plan.num_idle:
-            return 0.0  # the step has tokens of other sequences, which the excerpts of idle ones delay by one part only
-        # All tokens are of idle sequences. A stream of theirs may wait long, but a new request must not: the limit is that of a step in
-        # which nothing decodes.
+            return 0.0  # the step has tokens of other sequences, which the encodings of idle sequences may delay by only one part
+        # All tokens are of idle sequences. Those that decode may wait long, but a new request must not, so the limit is that of a step
+        # without decoding sequences.
         return self._pace.encoding_s(plan.num_tokens, 0)
 
     def observe(self, plan: Plan, encoding_s: float) -> None:
-        """Charge idle sequences for the seconds that encoding took before the step of a plan, if it was for them."""
+        """If the encodings before the step of a plan were for idle sequences, charge these for the seconds that the encodings took."""
         if plan.encodes_idle:
             self._pace.charge_idle_further(plan.num_tokens - plan.num_idle, encoding_s)
 
     def choose(self, plan: Plan, *, allows_idle: bool) -> list[Encoding]:
-        """Return the encodings to run before the step of a plan, in order. The first one may be nearly done, so it is not counted: the
-        others together take about as long as the pace allows. API keys are charged for the encodings that are chosen. Encodings of idle
-        sequences are returned only if `allows_idle` is set and no other encodings are chosen."""
+        """Return the encodings to run before the step of a plan, in order. The first one may be nearly done, so its time is not counted:
+        the other encodings together take about as long as the pace allows. API keys are charged for the encodings that are chosen.
+        Encodings of idle sequences are returned only if `allows_idle` is set and no other encodings are chosen."""
         limit_s, chosen = self._pace.encoding_s(plan.num_tokens, plan.num_decode), self._chosen
         while (head := self._queue.head()) is not None and not self._is_enough(limit_s, head.rank[0]):
             encoding = self._waiting[head]
@@ -162,8 +163,8 @@ class EncodingQueue:
         return live if live or not allows_idle else [*chosen]
 
     def _is_enough(self, limit_s: float, priority: int) -> bool:
-        """Return whether the chosen encodings whose priority is equal to `priority` or better take at least `limit_s`, without the first of
-        them. Before costs are measured, two such encodings are enough. If none is chosen, the result is False."""
+        """Return whether the chosen encodings of `priority` or a better one, all but the first, take at least `limit_s`. Before costs are
+        measured, two such encodings are enough. If there is no such encoding, the result is False."""
         ahead = [encoding for encoding in self._chosen if encoding.priority <= priority]
         further = sum(encoding.cost for encoding in ahead[1:])
         further_s = self._pace.prompt_s(further) if further else 0.0

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from server.messages import IDLE
 
-QUANTUM = 64  # tokens that a key may spend before the next key's turn; a chunk of a prompt may overdraw it
+QUANTUM = 64  # tokens that a key may spend before the next key's turn; a chunk of a prompt may exceed this number
 DEEPEST_DEBT = 4096  # largest debt of a key in tokens, which limits how long a key that used many tokens has to wait
 
 
@@ -87,8 +87,9 @@ class FairQueue(Generic[T]):
             self._deficits.clear()  # the queue is empty, so all keys start again without debt
 
     def head(self, fresh_first: Callable[[str], bool] = lambda _key: True) -> T | None:
-        """Return the next item, which stays queued, or None if the queue is empty. Keys that have spent their tokens get a QUANTUM and go
-        to the end of the turns. `fresh_first` tells whether the fresh items of a key go before its other items."""
+        """Return the next item, which stays queued, or None if the queue is empty. A key that has spent its tokens gets QUANTUM more, and
+        its next turn comes after those of all other keys of the priority. `fresh_first` tells whether the fresh items of a key go before
+        its other items."""
         if not self._levels:
             return None
         ring = self._levels[min(self._levels)]
@@ -102,7 +103,8 @@ class FairQueue(Generic[T]):
             ring.move_to_end(key)
 
     def charge(self, key: str, num_tokens: int) -> None:
-        """Charge a key for tokens, even if none of its items is queued. Nothing is charged while the queue is empty: nobody waits."""
+        """Charge a key for tokens, even if none of its items is queued. Nothing is charged while the queue is empty, because no key
+        waits."""
         if self._levels:
             self._deficits[key] = max(self._deficits.get(key, 0) - num_tokens, -DEEPEST_DEBT)
 

@@ -1,11 +1,12 @@
-"""The pages of one cache group: which sequences hold them, which can be found by their tokens, and which may be written.
+"""The pages of one cache group: which pages sequences hold, which pages can be found by their tokens, and which may be written.
 
 Page 0 is padding. Every other page is in exactly one of three places: free, cached (no sequence holds it, but it can be found), or held by
 one or more sequences. A full page is *published* under the digest of all tokens up to its end, so that a later prompt with the same
 beginning can share it. A page is written by a step only while one sequence holds it and it is not published; otherwise `make_writable`
 copies it. A page of another server is published by `adopt` and written before the next step.
 
-In a group with a window, a sequence gives back the pages that no later token reads. Its list then has 0 in place of their numbers.
+In a group with a window, a sequence gives back the pages that no later token reads. The sequence's list then has 0 in place of the numbers
+of these pages.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from server.engine.step_model import GroupLimits
 
 @dataclass(slots=True)
 class Chain:
-    """The digests of a sequence: one for each PAGE_SIZE tokens, computed when first needed. Each covers the digest before it. They depend
-    on the sequence's tokens, images and audio, not on its pages, so they stay valid when the pages are given back. When tokens are removed,
-    `CachePool.rewind` removes the digests that cover them."""
+    """The digests of a sequence: one for each PAGE_SIZE tokens, computed when first needed. Each digest covers the digest before it. The
+    digests depend on the sequence's tokens, images and audio, not on its pages, so they stay valid when the pages are given back. When
+    tokens are removed, `CachePool.rewind` removes the digests that cover them."""
 
     salt: bytes
     # Position of the first token of each excerpt of an image or of audio, in ascending order, and the digest of the excerpt.
@@ -35,8 +36,8 @@ class Chain:
     digests: list[bytes] = field(default_factory=list[bytes])
 
     def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
-        """Return the digest of the PAGE_SIZE tokens with index `index`. It covers the previous digest and the excerpts that begin
-        here, and so identifies the whole beginning of the sequence."""
+        """Return the digest of the PAGE_SIZE tokens with index `index`. The digest covers the previous digest and the excerpts that begin
+        among these tokens, and so identifies the whole beginning of the sequence."""
         while index >= len(self.digests):
             parent = self.digests[-1] if self.digests else blake2b(self.salt, digest_size=16).digest()
             first = len(self.digests) * PAGE_SIZE
@@ -177,7 +178,7 @@ class PagePool:
         return fresh + sum(not self._is_private(page) for page in held.pages[first : -(-stop // self.page_size)])
 
     def num_to_admit(self, held: PageList, start: int, stop: int) -> int:
-        """Return how many further pages are needed to compute positions start .. stop - 1, in any number of steps."""
+        """Return how many pages must be allocated to compute the positions start .. stop - 1 in any number of steps."""
         needed = self.num_needed(held, start, stop)
         return needed if self._most_each is None else min(needed, self._most_each - len(held.held))
 
@@ -202,9 +203,9 @@ class PagePool:
         return copies
 
     def num_writable(self, held: PageList, stop: int) -> int:
-        """Return the position up to which `CachePool.make_writable`, which has just prepared the positions before `stop`, need not be
-        called again for this group. It is the end of the last page or, if that comes first, the position from which `give_back_past` can
-        give back a page."""
+        """`CachePool.make_writable` has just prepared the positions before `stop`. Return the position before which it need not be called
+        again for this group: the end of the last page or, if that comes first, the position from which `give_back_past` can give back a
+        page."""
         end = -(-stop // self.page_size) * self.page_size
         return end if self._window is None else min(end, (held.num_returned + 1) * self.page_size + self._window - 1)
 
@@ -219,8 +220,8 @@ class PagePool:
     # --- pages to give back --------------------------------------------------------------------------------------------------
 
     def give_back_past(self, held: PageList, start: int) -> bool:
-        """Give back the pages that no token from position `start` on reads, and that `publish` has reached. Return whether there were
-        any."""
+        """Give back the pages that no token from position `start` on reads, except those that `publish` has not processed yet. Return
+        whether there were such pages."""
         if self._window is None or (first := min(self.first_needed(start), held.num_published)) <= held.num_returned:
             return False
         for i in range(held.num_returned, first):
@@ -300,7 +301,7 @@ class PagePool:
         return self._holders[page] == 1 and page not in self._digest_of
 
     def _hold(self, page: int) -> None:
-        """Count one more sequence that holds a page."""
+        """Count one more sequence as holder of a page."""
         if self._holders[page] == 0:
             del self._cached[page]
         self._holders[page] += 1
@@ -319,7 +320,7 @@ class PagePool:
         return page
 
     def _drop(self, page: int) -> None:
-        """Count one sequence less that holds a page. A page without holders is cached if it is published, otherwise free."""
+        """Count one sequence less as holder of a page. A page without holders is cached if it is published, otherwise free."""
         self._holders[page] -= 1
         if self._holders[page] > 0:
             return

@@ -1,4 +1,4 @@
-"""What a step runs, and what is encoded before it."""
+"""The plan of a step: which tokens it runs, and what is encoded before it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from server.engine.scheduling.cache_pool import Copy
 from server.engine.step_model import Excerpts, Heard
 from server.messages import IDLE
 
-FADES = 0.98  # the estimate of the longest part of an encoding shrinks by this factor with each briefer part
+FADES = 0.98  # the estimate of the longest part of an encoding is multiplied by this factor with each briefer part
 
 
 class Item(Struct, eq=False):
@@ -38,11 +38,11 @@ class Encoding:
 
     seq: Sequence
     work: Excerpts | Heard  # excerpts are encoded together
-    cost: int  # prompt tokens that take about as long
-    priority: int = field(init=False)  # at first the priority of the sequence; a better one once this was dropped for a better priority
-    has_begun: bool = False  # a part has run since it was chosen or dropped
+    cost: int  # number of prompt tokens whose prefill takes about as long
+    priority: int = field(init=False)  # of the sequence or, if better, of the encoding for which the parts of this one were dropped
+    has_begun: bool = False  # a part has run since the encoding was chosen, or since its parts were dropped
     is_done: bool = False  # all parts have run
-    longest_s: float = 0.0  # about the longest of its recent parts; 0: none has run
+    longest_s: float = 0.0  # about the duration of the longest recent part; 0: no part has run
 
     def __post_init__(self) -> None:
         self.priority = self.seq.rank[0]
@@ -52,7 +52,7 @@ class Encoding:
         return self.priority == IDLE
 
     def observe(self, part_s: float) -> None:
-        """Learn from a part that has run."""
+        """Note that a part has run, which took `part_s` seconds."""
         self.has_begun = True
         self.longest_s = max(part_s, self.longest_s * FADES)
 
@@ -68,8 +68,8 @@ class Plan:
     num_prefill: int = 0  # tokens of the items with `is_prefill`, which num_tokens includes
     num_context: int = 0  # sum of `num_context` of the items with `is_prefill`
     num_idle: int = 0  # tokens of idle sequences, which num_tokens includes
-    encodings: list[Encoding] = field(default_factory=list[Encoding])  # what to encode before the step, as far as the pace allows
-    needed: frozenset[bytes] = frozenset()  # keys of the excerpts that this step, or the next chunk of a running prompt, reads
+    encodings: list[Encoding] = field(default_factory=list[Encoding])  # encodings to run before the step, for as long as the pace allows
+    needed: frozenset[bytes] = frozenset()  # keys of the excerpts that this step reads, or that the next chunk of a running prompt may read
     num_changes: int = 0  # how often items were added, removed or changed
 
     def add(self, item: Item) -> None:
@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def in_order(self) -> list[Item]:
-        """The items in their order in the batch: those with the most tokens in this step first, single tokens last. So the first
-        item begins where a tile of attention begins, and so does each item for which all items before it have multiples of a tile's tokens.
-        If a tile has tokens of several sequences, the CPU's kernel of attention computes them one by one."""
+        """The items in their order in the batch: those with the most tokens in this step first, single tokens last. An item begins where a
+        tile of attention begins if the number of tokens of each item before it is a multiple of a tile's tokens, as is always true of the
+        first item. If a tile has tokens of several sequences, the CPU's kernel of attention computes them one by one."""
         return sorted(self.items.values(), key=lambda item: item.count, reverse=True)

@@ -7,11 +7,11 @@ generated enough tokens (`Sequence.had_turn`); before that it is fresh. Within a
 turn until both kinds hold as many slots, so the wait of a request does not depend on how much the key's other requests still generate. The
 best-ranked sequence always advances, and no sequence is admitted that could not finish alone, so the engine always makes progress.
 
-Sequences of batch jobs (priority `IDLE`) take what others leave: they lengthen the steps of others only a little, and a step of batch jobs
-alone is short.
+Sequences of batch jobs (priority `IDLE`) run only in the room that other sequences leave in steps. They lengthen the steps of other
+sequences only a little, and a step of batch jobs alone is short.
 
-A plan may be made while the step before it still runs: the tokens of that step are then `awaited`. `settle` closes the plan once they are
-known. If a sequence ends or is parked before that, it is taken out of the open plan.
+A plan may be made while the step before it still runs: the tokens of that step are then awaited. `settle` closes the plan once these tokens
+are known. If a sequence ends or is parked before that, it is taken out of the open plan.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Scheduler:
         is_encoded: Callable[[bytes], bool] = lambda _key: True,
     ) -> None:
         """Without `pace`, the costs of steps are measured while serving. Changes of the prefix cache are written into `log`, if there is
-        one. `is_encoded` tells whether the encoded rows with a key are there."""
+        one. `is_encoded` tells whether the model has the encoded rows of the excerpt with a key."""
         assert limits.max_seqs <= limits.max_tokens, limits
         self.limits = limits
         self.pool = CachePool.of(limits, log)
@@ -64,7 +64,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue the sequences of a request. The first choice that has no generated tokens computes the prompt. Other choices without
-        generated tokens wait for it, and are then forked from it."""
+        generated tokens wait for this first one, and are then forked from it."""
         alive = [seq for seq in request.sequences if seq.stage is Stage.WAITING]
         fresh = [seq for seq in alive if seq.num_known == seq.num_prompt]
         request.leader, request.followers = (fresh[0], fresh[1:]) if fresh else (None, [])
@@ -73,8 +73,8 @@ class Scheduler:
                 self.queue.push(seq)
 
     def finish(self, seq: Sequence) -> None:
-        """End a sequence at any stage, and give its pages back at once. If other choices wait for it to compute the prompt, one of them
-        does that instead."""
+        """End a sequence at any stage, and give its pages back at once. If other choices wait for this one to compute the prompt, one of
+        them computes it instead."""
         request = seq.request
         self._unplan(seq)
         self._dequeue(seq)
@@ -100,7 +100,7 @@ class Scheduler:
         self.queue.push(seq)
 
     def rewind(self, seq: Sequence) -> None:
-        """Continue a sequence after its last tokens were removed. It keeps its slot. None of its rows may be in flight."""
+        """Continue a sequence after its last tokens were removed. The sequence keeps its slot. None of its rows may be in flight."""
         self._unplan(seq)
         assert not seq.num_awaited, seq
         seq.num_computed = self.pool.rewind(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known - 1))
@@ -108,8 +108,8 @@ class Scheduler:
         seq.num_reused = min(seq.num_reused, seq.num_computed)
 
     def schedule(self) -> Plan:
-        """Make the plan of the next step, and return it. It stays open until `settle`, and is empty while paused. Before that, publish the
-        pages that the last settled plan has filled, and queue the choices that waited for a prompt in it."""
+        """Make the plan of the next step, and return it. The plan stays open until `settle`, and is empty while paused. First publish the
+        pages that the last settled plan has filled, and queue the choices that waited for a prompt in that plan."""
         assert not self._open.items
         for seq in self._launched:
             if seq.slot >= 0:  # it still runs
@@ -135,7 +135,7 @@ class Scheduler:
             return plan
         for seq in self.encoding.take_done():
             self.queue.push(seq)
-            self._refused = None  # admission counts the pages that these sequences still needed
+            self._refused = None  # `_has_room` no longer counts the pages that these sequences need
         if plan.num_idle and self._live_prompt_waits:
             self._withdraw_idle()
         most = self.pace.prefill_budget(plan.num_decode, is_halved=is_live(self.encoding.first_priority))
@@ -147,7 +147,7 @@ class Scheduler:
                 break
             self._plan_prompt(seq, budget)
             if seq in self.encoding:
-                continue  # other prompts run meanwhile
+                continue  # `seq` waits for its images or audio, so other prompts may run
             if seq not in plan.items or not plan.items[seq].draws:
                 break  # this step has no budget, pages or rows for the rest of the prompt
         return plan
@@ -166,7 +166,8 @@ class Scheduler:
 
     @property
     def _live_prompt_waits(self) -> bool:
-        """Whether a prompt waits that belongs to no batch job, or whose encoding was dropped for one of these."""
+        """Whether a prompt waits, in the queue or for an encoding, with a better priority than that of batch jobs. A batch job's encoding
+        has such a priority once its parts were dropped for another request."""
         return is_live(self.queue.first_priority) or is_live(self.encoding.first_priority)
 
     def _withdraw_idle(self) -> None:
@@ -174,7 +175,7 @@ class Scheduler:
         self._refused = None
         for item in [item for item in self._open.items.values() if item.seq.is_idle]:
             self._unplan(item.seq)
-            # the page of its first token has its audio, which is not heard again
+            # keep the page of its first token if that page has the keys and values of its audio, because the audio is not heard again
             self.pool.give_back_after(item.seq.held, max(item.start, item.seq.has_heard))
             if item.is_prefill and item.seq not in self.queue:
                 self.queue.push(item.seq)
@@ -202,13 +203,13 @@ class Scheduler:
         return plan
 
     def collect(self, plan: Plan) -> None:
-        """Mark the plan's rows as computed: their tokens are drawn now, and no longer awaited."""
+        """Mark the plan's rows as computed: their tokens are drawn now, and so are no longer awaited."""
         for item in plan.items.values():
             item.seq.num_awaited -= item.draws
 
     def _let_wait(self, plan: Plan) -> None:
-        """Take sequences out of the open plan that read excerpts which were encoded when it was made, but are not kept any more. Let them
-        wait for these excerpts."""
+        """Take sequences out of the open plan if they read excerpts whose encoded rows the model has dropped since the plan was made. Let
+        these sequences wait for the excerpts."""
         for item in [item for item in plan.items.values() if self.encoding.missing(item.seq, item.start, item.stop)]:
             self._unplan(item.seq)
             self.pool.give_back_after(item.seq.held, item.start)
@@ -217,7 +218,7 @@ class Scheduler:
             self.encoding.push(item.seq, item.count)
 
     def observe(self, plan: Plan, step_s: float) -> None:
-        """Learn from a step, which took `step_s` seconds."""
+        """Correct the estimates of step costs by a step that took `step_s` seconds."""
         self.pace.observe(plan.num_tokens, step_s, plan.num_idle)
 
     def limit_s(self, plan: Plan) -> float:
@@ -241,9 +242,9 @@ class Scheduler:
         """Plan the tokens of running sequences whose prompts are computed: one each, or several if tokens were forced. Idle sequences get
         at most `_left_for_idle` tokens together. Keys are charged if a prompt waits."""
         plan, max_tokens = self._open, self.limits.max_tokens
-        queue = self.queue if len(self.queue) else None  # None: no prompt waits, so nothing is looked up or charged
+        queue = self.queue if len(self.queue) else None  # None: no prompt waits, so no look-up and no charge is needed
         encoding = self.encoding if len(self.encoding) else ()
-        left_for_idle: int | None = None  # found after the last sequence that is not idle
+        left_for_idle: int | None = None  # computed at the first idle sequence; None: not reached yet
         for seq in list(self.running):
             num_tokens = len(seq.token_ids) + seq.num_awaited
             if num_tokens >= seq.max_len or seq.slot < 0 or (queue is not None and seq in queue) or seq in encoding:
@@ -260,9 +261,9 @@ class Scheduler:
                 queue.charge(seq.fairness_key, count)
 
     def _plan_prompt(self, seq: Sequence, budget: int) -> None:
-        """Plan the next chunk of a prompt, of at most `budget` tokens unless `_whole` makes it longer, and charge its key. After the last
-        chunk, the sequence leaves the queue. If the chunk reads excerpts that are not encoded yet, let the sequence wait instead. Plan
-        nothing if the step has no room for the chunk, or if the sequence was preempted because pages are short."""
+        """Plan the next chunk of a prompt, of at most `budget` tokens unless `_whole` makes it longer, and charge the sequence's key. After
+        the last chunk, the sequence leaves the queue. If the chunk reads excerpts that are not encoded yet, let the sequence wait instead.
+        Plan nothing if the step has no room for the chunk, or if the sequence was preempted because pages are short."""
         count = min(seq.num_to_compute, budget)
         if seq.is_idle:
             count = min(count, self._left_for_idle())
@@ -283,7 +284,7 @@ class Scheduler:
             self.queue.remove(seq)
 
     def _plan_admitted(self, most: int) -> None:
-        """Plan chunks of admitted prompts when the queue's head cannot be admitted. Otherwise these prompts would never finish and free
+        """Plan chunks of admitted prompts when the queue's head cannot be admitted. Without this, these prompts would never finish and free
         pages for the head."""
         for seq in list(self.running):
             if seq.stage is Stage.RUNNING and seq in self.queue and seq not in self._open.items and (budget := self._left_of(most)) > 0:
@@ -317,7 +318,7 @@ class Scheduler:
 
     def _must_encode(self, seq: Sequence, count: int) -> bool:
         """Let `seq` wait if its next `count` tokens read excerpts that are not encoded yet, or audio that is not heard yet. Return whether
-        it waits, or was preempted because there are no pages for its audio."""
+        `seq` waits, or was preempted because there are no pages for its audio."""
         if not self.encoding.must_wait(seq, count):
             return False
         if not self.encoding.hears(seq) or self._make_writable(seq, 1):
@@ -344,10 +345,10 @@ class Scheduler:
     # --- admission and preemption ----------------------------------------------------------------------------------------
 
     def _admit(self, seq: Sequence) -> bool:
-        """Give a waiting sequence a slot, and the pages of its beginning that are computed already. Preempt other sequences for it where
-        the rules allow that. Return False if it must wait."""
+        """Give a waiting sequence a slot, and the pages of its beginning that are computed already. Preempt other sequences for it if
+        `_preempt_lower_priority` or `_preempt_greediest` allows that. Return False if `seq` must wait."""
         if seq.num_awaited or seq in self._preempted:
-            return False  # its rows may still be in flight: wait until they arrive
+            return False  # its last rows may still be in flight: wait until their tokens are known
         if seq is self._refused:
             return False  # do not look up its pages again: that takes milliseconds for a long prompt
         while not self._slots:
@@ -371,8 +372,8 @@ class Scheduler:
         return True
 
     def _has_room(self, seq: Sequence) -> bool:
-        """Return whether there are pages for all known tokens of `seq` (its prompt, and what was generated before a preemption) and of the
-        sequences that wait for their images or audio, and one more page for each running sequence, to avoid an early preemption."""
+        """Return whether there are enough pages for all known tokens of `seq` (its prompt, and tokens generated before a preemption) and of
+        the sequences that wait for their images or audio, plus one page for each running sequence, to avoid an early preemption."""
         prompts = [(one.held, one.num_computed, one.num_known) for one in (seq, *self.encoding)]
         return self.pool.can_admit(prompts, len(self.running))
 
@@ -388,8 +389,8 @@ class Scheduler:
         seq.num_computed = seq.num_reused
 
     def _has_launched_prompt(self, seq: Sequence) -> bool:
-        """Return whether the prompt of `seq` was computed before the open plan. Only then may it be forked: a fork copies pages before the
-        step runs, so the open plan must not write them."""
+        """Return whether the prompt of `seq` was computed before the open plan. Only then may it be forked: pages are copied for a fork
+        before the step runs, so the step of the open plan must not write them."""
         item = self._open.items.get(seq)
         num_launched = seq.num_computed if item is None else item.start
         return seq.stage is Stage.RUNNING and num_launched >= seq.num_prompt
@@ -404,11 +405,11 @@ class Scheduler:
 
     def _preempt_greediest(self, seq: Sequence) -> bool:
         """Preempt a running sequence to free a slot for the waiting `seq`, and return True. If the key with the most slots has at least two
-        slots more than the key of `seq`, preempt its worst-ranked sequence, so that one client cannot starve others. Otherwise, if `seq` is
-        fresh, and its own key runs at least two more sequences that had their turn than fresh ones, preempt the worst-ranked of those that
-        had their turn. A difference of two or more shrinks with each preemption, so preemptions do not alternate forever. Preempt nothing
-        and return False in all other cases, if the sequence to preempt has a better priority than `seq`, or if there are no pages for
-        `seq`."""
+        slots more than the key of `seq`, preempt the worst-ranked sequence of the former key, so that one client cannot starve others.
+        Otherwise, if `seq` is fresh, and its own key has at least two more running sequences that had their turn than fresh ones, preempt
+        the worst-ranked of those that had their turn. A difference of two or more shrinks with each preemption, so preemptions do not
+        alternate forever. Preempt nothing and return False in all other cases, and also if the sequence to preempt has a better priority
+        than `seq`, or if there are not enough pages for `seq`."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
         if most > held[seq.fairness_key] + 1:
@@ -424,14 +425,15 @@ class Scheduler:
         return True
 
     def _preempt_worst(self, seq: Sequence) -> bool:
-        """Preempt the worst-ranked running sequence to free pages for the running `seq`. Return False if it is `seq` itself."""
+        """Preempt the worst-ranked running sequence to free pages for the running `seq`. Return False if `seq` itself was preempted."""
         worst = self._worst(self.running)
         self._preempt(worst)
         return worst is not seq
 
     def _worst(self, running: list[Sequence]) -> Sequence:
-        """Return the worst-ranked of `running`. If that is a fresh sequence, and more sequences of its key had their turn than are fresh,
-        return the worst-ranked of those instead, if it has the same priority. So this is never the best-ranked of several sequences."""
+        """Return the worst-ranked of `running`. If that is a fresh sequence, and more running sequences of its key had their turn than are
+        fresh, return the worst-ranked of those that had their turn, if it has the same priority. So the result is never the best-ranked of
+        several sequences."""
         worst = running[-1]
         if worst.had_turn:
             return worst
@@ -439,7 +441,7 @@ class Scheduler:
         return others[-1] if len(others) > num_fresh and others[-1].rank[0] == worst.rank[0] else worst
 
     def _fresh_first(self, key: str) -> bool:
-        """Return whether the fresh sequences of a key are admitted before its others."""
+        """Return whether the fresh sequences of a key are admitted before those that had their turn."""
         num_fresh, others = self._held(key)
         return len(others) > num_fresh
 
