@@ -152,7 +152,7 @@ def read_compressed(fields: Fields) -> tuple[Method, ...]:
     chooses the types of these values itself. Raise ConfigError for sparse or transformed matrices, and for schemes that are unknown or
     cannot be told apart by their tensors."""
     fields.skip("ignore", "version", "global_compression_ratio", "quantization_status", "sparsity_config", "transform_config")
-    fields.skip("kv_cache_scheme")
+    fields.skip("kv_cache_scheme", "provider")  # provider: the program that wrote the file
     for name, inner in (("sparsity_config", "format"), ("transform_config", "config_groups")):
         if isinstance(found := fields.raw(name), Mapping) and found.get(inner) not in (None, "dense", {}):
             raise fields.error(name, "no value")

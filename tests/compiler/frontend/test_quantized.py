@@ -353,7 +353,13 @@ def test_scales_for_cached_keys_and_activations_are_left_out(tmp_path: Path) -> 
     """Keys, values and activations are stored in other types than the checkpoint proposes."""
     parts = {"weight": np.ones((16, 32), DType.E4M3.numpy), "weight_scale": np.ones((1,), np.float32)}
     scheme = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8, "type": "float", "dynamic": False}}
-    config = {**COMPRESSED, "format": "float-quantized", "config_groups": {"group_0": scheme}, "kv_cache_scheme": {"num_bits": 8}}
+    config = {
+        **COMPRESSED,
+        "format": "float-quantized",
+        "config_groups": {"group_0": scheme},
+        "kv_cache_scheme": {"num_bits": 8},
+        "provider": "auto-round",
+    }
     one = np.ones(1, np.float32)
     scales = {"a.b.input_scale": one, "a.k_scale": one, "a.v_scale": one, "a.k_proj.k_scale": one, "a.v_proj.v_scale": one}
     assert written(tmp_path, config, parts, **scales).tensors.keys() == {"a.b.weight"}
