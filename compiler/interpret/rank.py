@@ -29,6 +29,6 @@ def _depth(stmt: Stmt) -> int:
 def _scalar_depth(scalar: Scalar) -> int:
     depths: dict[Scalar, int] = {}
     for node in inside_out(scalar):
-        evaluated = node.fold if isinstance(node, Contraction | GroupedContraction) else node  # a fold may have one more axis
+        evaluated = node.fold if isinstance(node, Contraction | GroupedContraction) else node  # a fold may have one axis more
         depths[node] = len(items(evaluated, Holds.NEW_AXES)) + max((depths[inner] for inner in subscalars(node)), default=0)
     return depths[scalar]

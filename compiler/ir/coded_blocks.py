@@ -1,11 +1,11 @@
 """The block formats of GGUF that NumPy takes apart when a tensor is read: IQ1, IQ2, IQ3 and TQ1_0.
 
-Their numbers are points of grids (compiler/ir/grids.py) or digits of base 3, which the loop nests of compiler/ops/products/blocks.py do not
-read. A program stores the 256 numbers of a block as codes of 4 bits; each code is the index of a number in a table of
-compiler/ir/numbers.py. A code of a grid consists of the index of a magnitude in its lower three bits, and of a sign in its upper bit (in
-IQ1, the upper bit chooses one of two offsets instead). The grid gives the lower bits of eight codes as a word; the exclusive or of this
-word and of a word with the eight signs, each shifted to the upper bit of its code, gives the codes. A value is its number times the scale
-of its group. A scale is a float of the block, or an odd integer times that float.
+The numbers of these formats are coordinates of grid points (compiler/ir/grids.py) or digits of base 3, which the loop nests of
+compiler/ops/products/blocks.py cannot decode. A program stores the 256 numbers of a block as codes of 4 bits; each code is the index of a
+number in a table of compiler/ir/numbers.py. A code of a grid consists of the index of a magnitude in its lower three bits, and of a sign in
+its upper bit (in IQ1, the upper bit chooses one of two offsets instead). `_codes` makes eight codes at a time, as a word: the grid gives a
+word with their lower bits, and the exclusive or with a word of eight signs sets their upper bits. A value is its number times the scale of
+its group. A scale is a float of the block, or an odd integer times that float.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def _grid(name: str) -> Array:
 
 @lru_cache
 def _signs() -> NDArray[np.uint32]:
-    """Return a word for each byte: bit i of the byte is the upper bit of code i, which is its sign."""
+    """Return for each byte a word of eight codes of 4 bits: bit i of the byte is the upper bit of code i, its sign. The other bits are
+    0."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little").astype(np.uint32)
     return (bits << 4 * np.arange(8, dtype=np.uint32) + 3).sum(1, dtype=np.uint32)
 

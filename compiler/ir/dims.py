@@ -259,7 +259,8 @@ class Dim(_Operators):
             yield from monomial
 
     def vars(self) -> tuple[DimVar, ...]:
-        """Return the variables of the expression, also those inside other atoms, each once. The ranges of variables do not count."""
+        """Return the variables of the expression, also those inside other atoms, each once. Variables that only the declared range of
+        another variable mentions are left out."""
         return () if self.is_const else tuple(dict.fromkeys(self._occurrences()))
 
     def _occurrences(self) -> Iterator[DimVar]:
@@ -413,7 +414,7 @@ def _times(a: Dim, b: Dim) -> Dim:
         factor = a.const
         if factor == 1:
             return b
-        if factor == -1:  # the other sign neither changes the order of terms nor lets division nodes combine
+        if factor == -1:  # negation neither changes the order of terms nor lets division nodes recombine
             return Dim(tuple([(-c, m) for c, m in b.terms]))
         return canonical({m: factor * c for c, m in b.terms})
     return canonical(products(a.terms, b.terms))

@@ -61,8 +61,8 @@ class DType(StrEnum):
         return int(ends.min), int(ends.max)
 
     def holds(self, number: float) -> bool:
-        """Return whether a constant of this type may be this number. A float type takes every number, and rounds it. An integer type takes
-        integers in its range, also as floats. The type bool takes only True and False."""
+        """Return whether a constant of this type may be this number. A float type accepts every number, and rounds it. An integer type
+        accepts integers in its range, also if they are Python floats, such as 2.0. The type bool accepts only True and False."""
         if self.is_float or self is DType.BOOL:
             return self.is_float or isinstance(number, bool)
         low, high = self.ends

@@ -28,7 +28,7 @@ class Kind(StrEnum):
     IQ1 = "iq1"
     TERNARY = "ternary"  # codes of GGUF's TQ1_0 and TQ2_0: the number plus 1; panels store a code in 2 bits
     # Codes of bitsandbytes, which stand for floats. A float is split into two integers (see `Split`): the table of NF4 or FP4 has the first
-    # one of each code, and the table of the kind below has the second one.
+    # integer of each code, and the table of NF4_REST or FP4_REST has the second one.
     NF4 = "nf4"
     FP4 = "fp4"
     NF4_REST = "nf4_rest"
@@ -44,7 +44,7 @@ def stored_as(bits: int, kind: Kind) -> DType:
 
 
 def num_per_byte(bits: int) -> int:
-    """Return how many of these numbers an element of `stored_as` holds."""
+    """Return how many numbers of `bits` bits an element of the type `stored_as` holds."""
     return 2 if bits == 4 else 1
 
 

@@ -3,8 +3,8 @@
 Bounds, order and equality rest on `_lower_bound(p)`: a number that p never falls below, for all values that the declarations of the
 variables allow. `prove_ne` also compares remainders, and `prove_divisible` looks whether the canonical remainder is 0.
 
-`_lower_bound` eliminates one atom at a time, the newest first, except some mins and maxes (`_next_atom`). With p = c * atom + rest and
-c >= 0, a lower bound of the atom in terms of older atoms gives a lower bound of p. For example, with i <= n - 1 and j <= m - 1, the
+`_lower_bound` eliminates one atom at a time: first some mins and maxes (`_next_atom`), then the newest atom. With p = c * atom + rest
+and c >= 0, a lower bound of the atom in terms of older atoms gives a lower bound of p. For example, with i <= n - 1 and j <= m - 1, the
 inequality i*m + j <= n*m - 1 means n*m - 1 - i*m - j >= 0. Eliminating j leaves n*m - 1 - i*m - (m - 1); eliminating i leaves
 n*m - (n - 1)*m - m = 0.
 

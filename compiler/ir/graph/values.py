@@ -98,7 +98,7 @@ class Alloc:
 @node
 class Launch:
     """A call of a loop-level function, or of a routine of the runtime if `library` is set. Its outputs are arguments, whose memory is
-    allocated before. It has no value."""
+    allocated before. A launch has no value."""
 
     func: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)

@@ -73,7 +73,7 @@ def free_vars(body: Body) -> Uses:
 
 
 def atom_dims(atom: Atom) -> tuple[DimVar, ...]:
-    """Return the symbolic variables in a shape or in an integer expression. The annotation of a variable does not count."""
+    """Return the symbolic variables in a shape or in an integer expression. Variables in the annotation of a `Var` are left out."""
     match atom:
         case ShapeValue(dims=dims):
             return tuple(dict.fromkeys(v for d in dims for v in d.vars()))

@@ -27,8 +27,8 @@ class LoopKind(StrEnum):
 class For:
     """A loop of `var` over 0 .. extent - 1. Iterations of serial and unrolled loops run in order, and may depend on each other through
     buffers. Iterations of other kinds of loops may not, with one exception: the last block of a GPU launch to arrive at the tile
-    `block_arrive` may read what the other blocks wrote. Statements after a loop over threads see what all threads of the block wrote in
-    it."""
+    `block_arrive` may read what the other blocks wrote. Statements after a loop over threads can read what all threads of the block wrote
+    in the loop."""
 
     var: DimVar = holds(Holds.NEW_VAR)
     extent: Dim = holds(Holds.DIM)

@@ -12,9 +12,9 @@
             out[i, lane] = maximum(acc[lane], 0.0)
     body = k.body()
 
-A `with` opens a block. What `let` and the methods that allocate define is visible until the end of the enclosing block. Expressions are
-scalars of the loop level (scalars.py), which have Python operators; indices are dimensions, which the functions `less` and `less_equal`
-compare. The functions at the end of this file build the other expressions.
+A `with` opens a block. The variables of `let` and the arrays of the methods that allocate are visible until the end of the enclosing block.
+Expressions are scalars of the loop level (scalars.py), which have Python operators; indices are dimensions, which the functions `less` and
+`less_equal` compare. The functions at the end of this file build the other expressions.
 """
 
 from __future__ import annotations
@@ -413,6 +413,7 @@ def largest_magnitude(count: DimLike, value: Callable[[Dim], Scalar]) -> Scalar:
 
 
 def halvings(count: int) -> Iterator[int]:
-    """Yield count / 2, count / 4, ... 1, rounded down: the strides of a tree reduction of a power of two. Yield nothing if `count` is 1."""
+    """Yield count / 2, count / 4, ... 1, rounded down. If `count` is a power of two, these are the strides of a tree reduction of `count`
+    values. Yield nothing if `count` is 1."""
     while count := count // 2:
         yield count

@@ -18,7 +18,7 @@ _MAX_INT = 2**64 - 1
 
 class ParseError(CompileError):
     """Raised if the text is not a program. The message shows the line, or the part of a long line around the error, and points at the
-    column. `message` is the message without them."""
+    column. `message` is the message alone."""
 
     def __init__(self, message: str, source: str, offset: int) -> None:
         self.line = source.count("\n", 0, offset) + 1
@@ -80,7 +80,7 @@ def tokenize(source: str) -> list[Token]:
         kind = _KINDS.get(str(match.lastgroup))
         if kind is not None:
             token = Token(kind, match.group(), at)
-            # Checked here, so that every integer in the text fits 64 bits, and Python's own limit on digits is never reached.
+            # Refuse large integers here, so that every integer in the text fits 64 bits, and Python's own limit on digits is never reached.
             if kind is Kind.INT and (len(token.text) > 20 or int(token.text) > _MAX_INT):
                 raise ParseError(f"{token.text[:24]} does not fit in 64 bits", source, at)
             tokens.append(token)
@@ -105,7 +105,7 @@ class _Nesting:
 
 class Cursor:
     """A place in the tokens of a text. The classes of the parser derive from it. `expect`, `name` and `integer` raise ParseError if the
-    next token is another one."""
+    next token is not what they expect."""
 
     def __init__(self, source: str) -> None:
         self.source = source

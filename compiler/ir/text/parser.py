@@ -44,11 +44,9 @@
     Axis       ::= Name "in" Dim ["within" Range]                        runs over 0 .. Dim - 1
     Place      ::= Name "[" Dim,* "]"
     Scalar     ::= Number [":" DType] | "true" | "false" | Name | Place
-                 | dim, cast, guard, stored, contract, contract_groups: see forms.py
-                 | Scalar Infix Scalar | ("-" | "~") Scalar | "(" Scalar ")"
-                 | Fn "(" Scalar,* ")"
-                 | ReduceFn "(" Axis,+ ")" Scalar                        reaches as far to the right as it can
-                 | "let" (Name "=" Scalar),+ "in" Scalar                 so does this; each value is computed once
+                 | dim, cast, guard, stored, contract, contract_groups: see forms.py | Scalar Infix Scalar | ("-" | "~") Scalar | "(" Scalar
+                 ")" | Fn "(" Scalar,* ")" | ReduceFn "(" Axis,+ ")" Scalar reaches as far to the right as it can | "let" (Name "="
+                 Scalar),+ "in" Scalar reaches as far; each value is computed once
     Infix      ::= "|" | "^" | "&" | "<" "<=" "==" "!=" | "<<" ">>" | "+" "-" | "*" "/" "//" "%"      loosest first
 
 `X,*` stands for any number of X with commas between them, and `X,+` for at least one. A name is a word that may contain dots. The name of a
@@ -162,7 +160,7 @@ class _Parser(ValueParser):
         return self._new_value(name, self.type())
 
     def _function_body(self, header: _Header) -> Function:
-        """Read the size of the arena, if it is stated, and the body. The ranges that precede them were read with the header."""
+        """Read the size of the arena, if it is stated, and the body. The ranges, which precede the arena, were read with the header."""
         self.scope = header.scope
         self._values = {p.name: p for p in header.params}
         self.skip_to("arena", "{")

@@ -248,8 +248,9 @@ class _Printer(LoopPrinter):
         return f"dim({text})" if dtype is DType.I64 else f"dim({text}):{dtype}"
 
     def _constant(self, data: NDArray[Any]) -> str:
-        """Print the type and the elements of a constant. Few elements are written out, if the text then stands for the same bits. Of other
-        constants, those of at least _DIGEST_BYTES are written as digests, if there are `arrays` to hold them; the rest is base64."""
+        """Print the type and the elements of a constant. At most _LITERAL_ELEMENTS elements are written as numbers, if parsing these gives
+        the same bits. Any other constant of at least _DIGEST_BYTES bytes is written as a digest, if `arrays` is not None. All others are
+        written in base64."""
         dtype = DType.from_numpy(data.dtype)
         type_ = f"{dtype}[{', '.join(map(str, data.shape))}]"
         if data.size <= _LITERAL_ELEMENTS and (literal := _literal(data, dtype)):

@@ -264,7 +264,7 @@ def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
     if all(count == 1 for count in uses.values()):
         return []
     shared: list[Scalar] = []
-    sizes: dict[Scalar, int] = {}  # number of nodes that each scalar prints
+    sizes: dict[Scalar, int] = {}  # number of nodes in the text of each scalar
     for node in inside_out(scalar):
         size = 1 if node in named else 1 + sum(sizes[inner] for inner in subscalars(node))
         if uses.get(node, 0) > 1 and (size >= _NAMED_FROM or isinstance(node, scalars.Fold)):

@@ -178,7 +178,7 @@ def dataflow_is_pure(module: IRModule, func: Function) -> Iterator[Problem]:
 
 
 def pure_functions_do_nothing_impure(module: IRModule, func: Function) -> Iterator[Problem]:
-    """A pure function has no effects. Its launches are no effects, since they write only memory that the function allocates."""
+    """A pure function has no effects. Its launches do not count as effects, since they write only memory that the function allocates."""
     for binding, _ in bound_sites(func):
         if func.pure and not isinstance(binding.value, Launch) and (effect := _effect(module, binding)):
             yield Problem(binding, f"{effect} is in a function that is declared pure")
@@ -290,8 +290,8 @@ def branches_join(module: IRModule, func: Function) -> Iterator[Problem]:
 
 
 def unjoined(module: IRModule, var: Var, value: If) -> str:
-    """Return a message about the first branch that is not proved to match the annotation of `var`, or "" if both are proved to match
-    it."""
+    """Return a message about the first branch that is not proved to match the annotation of `var`, or "" if both branches are proved to
+    match."""
     for name, side in (("first", value.then), ("second", value.orelse)):
         given = type_of(side.result, lambda name: _signature(module, name))
         verdict = subsumes(var.type, given)
@@ -369,7 +369,7 @@ def _arguments_fit(
 
 
 def _misfit(param: Buffer | ScalarParam | DimVar, arg: Type, found: dict[DimVar, Dim]) -> str:
-    """Say why the argument does not fit the parameter, or return "". `found` has the values that arguments give to the variables."""
+    """Return why the argument does not fit the parameter, or "". `found` has the values that arguments give to the variables."""
     match param, arg:
         case _, ObjectType():
             return "nothing is known of the value; check it with match_cast first"
@@ -395,13 +395,14 @@ def _misfit(param: Buffer | ScalarParam | DimVar, arg: Type, found: dict[DimVar,
 
 
 def _inplace_fits(binding: Binding, args: tuple[Atom, ...], out: tuple[Type, ...], inplace: tuple[int | None, ...]) -> Iterator[Problem]:
-    """Check that each output that reuses memory reuses that of a tensor of its own whose annotation does not contradict the output's."""
+    """Check the outputs that reuse memory. Each must reuse another tensor among the arguments, whose annotation must not contradict that of
+    the output."""
     if inplace and len(inplace) != len(out):
         yield Problem(binding, f"inplace has {len(inplace)} entries for {len(out)} outputs")
         return
     taken = [i for i in inplace if i is not None]
     for i in taken:
-        # `protect_operands` copies a constant before a call writes to it.
+        # A constant is allowed: the pass `protect_operands` copies the constant before a call writes to it.
         if not 0 <= i < len(args) or not isinstance(args[i], Var | Constant):
             yield Problem(binding, f"an output reuses argument {i}, expected the index of a tensor among the {len(args)} arguments")
         elif taken.count(i) > 1:

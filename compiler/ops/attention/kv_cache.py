@@ -175,8 +175,8 @@ def _of_lane(x: Array, t: Dim, h: Dim, lanes: int, lane: Dim, r: Dim) -> Scalar:
 
 
 def _write_scales(kernel: Kernel, layer: Dim, scales: Array, tops: Sequence[Array], slots: Buffer) -> None:
-    """Write the scales of the keys, then those of the values if they are given, to the cache. `tops` has for each the largest magnitudes
-    of the lanes, [tokens, heads, lanes]."""
+    """Write the scales of the keys, then those of the values if they are given, to the cache. `tops` has an array [tokens, heads, lanes]
+    for the keys, and one for the values if they are given: the largest magnitude of each lane."""
     for which, of_lanes in enumerate(tops):
         _, heads, lanes = of_lanes.shape
         with _each_slot(kernel, slots, scales.shape[2]) as (t, page, offset), kernel.nest((heads,)) as (h,):

@@ -7,8 +7,8 @@ only keys, and a value is the first `value_size` elements of its key. With a `so
 entry of `sinks`, [heads], is the score of a further key, whose value is 0.
 
 Over pages of bf16, a back end may round queries and attention weights to bf16, so that a machine's units for bf16 multiply them. If the
-attribute `exact` is true, it must not. Over pages of 8 bits, it may round queries and attention weights to integers of `row_bits` bits, 8
-or 16.
+attribute `exact` is true, a back end must not round them to bf16. Over pages of 8 bits, a back end may round queries and attention weights
+to integers of `row_bits` bits, 8 or 16.
 """
 
 from __future__ import annotations
