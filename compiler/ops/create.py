@@ -190,7 +190,7 @@ def _tril_nest(operands: Operands) -> Nest:
     kernel = Kernel()
     out, x = kernel.arrays(output(operands), operands.buffer(0))
     rows, columns = x.shape[-2:]
-    k = dim_max(dim_min(dim_attr(operands.attrs, "k"), columns), -rows)  # i + k would overflow for the largest integers
+    k = dim_max(dim_min(dim_attr(operands.attrs, "k"), columns), -rows)  # clamped, because i + k would overflow for the largest integers
     with kernel.nest(out.shape) as (*batch, i, j):
         out[*batch, i, j] = select(less_equal(j, i + k), x[*batch, i, j], 0)
     return Nest((out.buffer,), kernel.body())

@@ -2,11 +2,11 @@
 
     checked   an error names the operand, the value and the bound; for scalars, whose values the host knows
     clamped   the nearest index of the range replaces it; if the range is empty and there are indices, an error says so
-    zeroed    zeros are read: index 0 replaces it, and page 0 of states stands for zeros
-    skipped   nothing is written at it
-    starts    for a list of first indices: its first entry becomes 0, its last the bound; the others are clamped to 0 .. bound, and an entry
-              below an earlier one is raised to it
-    capped    for some columns of a table of settings: the last index replaces a larger one, and a negative one means "none"
+    zeroed    zeros are read: index 0 replaces the bad index, and page 0 of states stands for zeros
+    skipped   nothing is written at the bad index
+    starts    for a list of first indices: the first entry becomes 0, and the last one the bound; other entries are clamped to 0 .. bound,
+              and an entry that is smaller than an earlier entry becomes equal to that entry
+    capped    for some columns of a table of settings: the last index replaces a larger one, and a negative index means "none"
     owners    for the index of the part to which each element belongs: it is computed from the list of starts, so the operand is not read;
               if there are elements and no parts, an error says so
 
@@ -82,8 +82,8 @@ class Index:
     ahead: bool = False
 
     def bound_of(self, shapes: Shapes, attrs: Mapping[str, Any]) -> Any:
-        """Return the bound for operands of these shapes: a number, None if the extent is unknown, or for `CAPPED` one of these per
-        column."""
+        """Return the bound for operands of these shapes: a number, None if the extent is unknown, or, for `CAPPED`, a mapping from columns
+        to such bounds."""
         return _value_of(self.bound, shapes, attrs)
 
 
@@ -158,7 +158,7 @@ def with_safe_indices(op: str, names: Sequence[str], indices: Indices, compute: 
 
 def _safe(place: str, declared: Index, given: Mapping[str, Any], name: str, bound: Any) -> Any:
     """Return operand `name` with its indices treated as `declared` says. Raise BadIndex, which names `place`, if a scalar is outside its
-    range, or if there are clamped indices or owners and nothing that they can number. `given` has all operands by name."""
+    range, or if there are clamped indices or owners, but no index is in range. `given` has all operands by name."""
     value = given[name]
     if declared.treatment is Treatment.CHECKED:
         if not 0 <= value < bound:

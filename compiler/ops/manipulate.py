@@ -217,8 +217,8 @@ def _slice_numpy(x: Any, axis: int, begin: int, end: int | None, stride: int) ->
     return np.ascontiguousarray(x[(*[slice(None)] * (axis % x.ndim), place)])
 
 
-# Slice one axis from `begin` to `end` (None: the end of the axis). Both may be symbolic, and are clamped into the axis; a negative number
-# raises AnnotationError. Every `stride`-th element is taken.
+# Slice one axis from `begin` to `end` (None: the end of the axis). Both may be symbolic, and are clamped into the axis; a negative constant
+# raises AnnotationError. The result has every `stride`-th element.
 SLICE = define("slice", "x", _slice_type, _slice_numpy, _slice_nest, {"axis": REQUIRED, "begin": 0, "end": None, "stride": 1})
 
 

@@ -16,8 +16,8 @@ from compiler.ops.tables import VIEWS
 
 def shared_with(value: Value) -> tuple[Atom, ...]:
     """Return the operands, or the results of an If's branches, whose memory `value` may share. Return no atoms if `value` has its own
-    memory. The result of an in-place call of a loop nest counts as new memory, since nothing may read the old value afterwards
-    (`protect_operands`)."""
+    memory. The result of an in-place call of a loop nest counts as new memory, since the pass `protect_operands` ensures that nothing reads
+    the old value afterwards."""
     match value:
         case If(then=then, orelse=orelse):
             return then.result, orelse.result
@@ -87,7 +87,7 @@ def _own(var: Var, type_: Type, path: tuple[int, ...] = ()) -> _Held:
 
 
 def _either(a: _Held, b: _Held) -> _Held:
-    """Return what a value holds that is one of two values: field by field if both are tuples of the same length."""
+    """Return the places of a value that is one of two values: field by field if both values are tuples of the same length."""
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(map(_either, a, b))
     return _all([a, b])

@@ -26,7 +26,7 @@ from compiler.ir.op import OPS, Deduce, OpDef, Registry, Relations, no_relations
 from compiler.ir.types import Type
 from compiler.ops.indices import Indices, with_safe_indices
 
-# A tensor is a NumPy array, a shape is a tuple of ints, a scalar is a number, and a tuple is a tuple of these.
+# A tensor is a NumPy array, a shape is a tuple of ints, a scalar is a number, and a tuple is a tuple of such values.
 Interpret = Callable[..., Any]  # (*values, **attributes) -> value
 
 
@@ -44,7 +44,7 @@ class Operands:
 
     atoms: tuple[Atom, ...]
     types: tuple[Type, ...]
-    places: tuple[Place | None, ...]  # None for a shape, whose annotation says everything, and for a tensor of unknown extents or type
+    places: tuple[Place | None, ...]  # None for a shape, whose annotation has its value, and for a tensor of unknown extents or type
     attrs: Mapping[str, Any]
     out: Type
 

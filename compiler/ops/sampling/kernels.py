@@ -39,8 +39,8 @@ class _Sampling(Truncations):
     """Writes the code that samples one row, or ranks the given token of one row."""
 
     def sample(self) -> None:
-        """Draw a token and report what is requested. If the logits have a NaN or positive infinity, or if no token may be drawn, write
-        NOT_A_NUMBER or NOTHING_LEFT in place of the token."""
+        """Draw a token and report the requested log-probabilities. If the logits have a NaN or positive infinity, or if no token may be
+        drawn, write NOT_A_NUMBER or NOTHING_LEFT in place of the token."""
         k, i, arrays = self.k, self.i, self.arrays
         self.report_nothing()
         self.adjusted = k.local("adjusted", 1, dtype=BOOL)
@@ -155,7 +155,7 @@ class _Sampling(Truncations):
     # --- reporting log-probabilities -----------------------------------------------------------------------------------
 
     def report_nothing(self) -> None:
-        """Fill the outputs of the row with what marks a row that requested no log-probabilities."""
+        """Fill the outputs of the row with the values that mark a row without requested log-probabilities."""
         arrays, i = self.arrays, self.i
         for name in ("distances", "totals", "ranks"):
             arrays[name][i] = 0

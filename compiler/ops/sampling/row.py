@@ -1,8 +1,9 @@
 """Operations on a row of logits that all stages of sampling share.
 
-`distance` holds the row in blocks of BLOCK tokens; the last block is padded with infinite distances. `low` has the smallest distance of
-each block, so that a block of distant tokens is skipped without reading it. A block whose `low` is infinite has no tokens left, and its
-distances are undefined. `sum` has the weight of each block.
+The distance of a token is how far its logit is below the row's largest logit, times the sharpness (1 / temperature). `distance` has the
+distances of a row, in blocks of BLOCK tokens; the last block is padded with infinite distances. `low` has the smallest distance of each
+block, so that a block without near tokens can be skipped without reading its distances. A block whose `low` is infinite has no tokens left,
+and its distances are undefined. `sum` has the weight of each block.
 """
 
 from __future__ import annotations
@@ -248,8 +249,8 @@ class Row:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def weigh(self, distance: Read) -> None:
-        """Set `weight` to `meaning.weigh` of a distance, in each lane. The tile shifts up by 6 more bits than `meaning.weigh` before it
-        shifts down. The constant added for rounding is larger accordingly, so that ties round the same way."""
+        """Set `weight` to `meaning.weigh` of a distance, in each lane. The tile shifts left by 6 more bits than `meaning.weigh` before it
+        shifts right. The constant added for rounding is larger accordingly, so that ties round as in `meaning.weigh`."""
         power, rounded, mantissa = self.power, self.rounded, self.mantissa
         base = float(ROUND + SCALE_BITS - (WEIGHT_BITS - MANTISSA_BITS))
         with self.k.vector(LANES) as lane:
