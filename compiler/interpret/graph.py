@@ -1,6 +1,6 @@
 """The interpreter of the graph level. The NumPy functions of operators are in the table `INTERPRET` of compiler/ops/tables.py, and
-`interpret.loops` runs loop nests. The interpreter checks the annotations of parameters, bindings and results, and match_casts. It is slow
-and simple, and every optimisation is tested against it.
+`interpret.loops` runs loop nests. The interpreter checks values against the annotations of parameters, bindings, results and match_casts.
+The interpreter is slow and simple; every optimisation is tested against its results.
 
 Values are arrays (tensors), tuples of ints (shapes), Python or NumPy numbers (scalars), tuples of values, and `Closure`s (functions).
 """
@@ -229,7 +229,7 @@ class _Frame:
         return {name: known(value) for name, value in attrs.items()}
 
     def value(self, value: Value) -> Any:
-        """Compute the value of a binding. Raise MismatchError or InterpretError if this fails."""
+        """Compute the value of a binding. Raise MismatchError or InterpretError if the computation fails."""
         match value:
             case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
                 return self.atom(value)
@@ -288,7 +288,8 @@ class _Frame:
         return np.ndarray(shape, type_.dtype.numpy, self.arena.data, begin)
 
     def _call_tir(self, call: CallTir) -> Any:
-        """Run a loop nest on its operands, and return the outputs: one array, or a tuple. In-place outputs are copies of operands."""
+        """Run a loop nest on its operands, and return the outputs: one array, or a tuple. The nest writes an in-place output to a copy of
+        the operand."""
         args = [self.atom(a) for a in call.args]
         outs: list[Any] = []
         for i, type_ in enumerate(call.out):
@@ -296,7 +297,7 @@ class _Frame:
             if reused is None:
                 outs.append(self._allocate(type_))
             else:
-                args[reused] = np.array(args[reused])  # calls are pure: copy the operand
+                args[reused] = np.array(args[reused])  # a call does not change its operands: the nest writes to a copy
                 outs.append(args[reused])
         self._run(call.func, [*args, *outs])
         return outs[0] if len(outs) == 1 else tuple(outs)

@@ -126,8 +126,8 @@ class _Frame:
                 self.run(plain_attention(stmt))
 
     def _loop(self, loop: For) -> None:
-        """Run a loop, all iterations at once or one after another. Raise InterpretError if they run one after another, and their number
-        differs between points."""
+        """Run a loop, all iterations at once or one after another. Raise InterpretError if iterations must run one after another, but their
+        number differs between points."""
         extent = self.dim(loop.extent)
         if not np.any(np.asarray(extent) > 0):
             return  # an empty loop runs nothing, not even the statements that do not depend on its variable
@@ -143,8 +143,8 @@ class _Frame:
 
     @contextmanager
     def _axes(self, loops: Sequence[tuple[DimVar, Any]]) -> Generator[Array | None]:
-        """Give each variable an axis of its own. An axis whose extent differs between iterations gets the largest of these extents. Yield a
-        mask of the points that are inside all extents, or None if no extent differs."""
+        """Inside the `with`, give each loop variable an array axis of its own. An axis whose extent differs between iterations gets the
+        largest of these extents. Yield a mask of the points that are inside all extents, or None if no extent differs."""
         outer, inside = self.active, None
         for var, extent in loops:
             ragged = isinstance(extent, np.ndarray)
@@ -170,8 +170,8 @@ class _Frame:
 
     @contextmanager
     def _branch(self) -> Generator[None]:
-        """When the `with` ends, forget the scalars that were evaluated inside it, because they are valid only at the points that were
-        active."""
+        """When the `with` ends, forget the scalars that were evaluated inside it: outside, other points are active, and reduced axes do not
+        exist."""
         outer, self.known = self.known, dict(self.known)
         yield
         self.known = outer
@@ -202,7 +202,7 @@ class _Frame:
         return value.astype(np.int64)
 
     def check_range(self, var: DimVar, value: Array) -> None:
-        """Raise InterpretError if a variable leaves its declared range at an active point. Proofs rely on the range."""
+        """Raise InterpretError if a variable leaves its declared range at an active point. Proofs about indices rely on this range."""
         upper = self.dim(var.upper) if isinstance(var.upper, Dim) else var.upper
         wrong = (value < var.lower) | (value % var.multiple_of != 0)
         if upper is not None:
@@ -288,7 +288,7 @@ class _Frame:
         if self.active is None:
             return np.asarray(array[tuple(places)])
         if 0 in array.shape:
-            return np.zeros((), array.dtype)  # no point is active, or the check would have failed
+            return np.zeros((), array.dtype)  # in an empty buffer, no point is active: otherwise the check would have failed
         return np.asarray(array[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True))])
 
     def _check(self, buffer: Buffer, places: Sequence[Any]) -> None:

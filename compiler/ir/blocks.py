@@ -2,9 +2,9 @@
 
 A row of a tensor is a sequence of blocks. Groups of a block's numbers share a scale and, in some formats, a shift: value = number * scale -
 shift. In some formats, a stored number is a code that stands for another number (`TABLES` in compiler/ir/numbers.py). A scale or a shift
-(`Level`) is a float, or an integer times a float of the block, its unit. The table `BLOCKS` serves NumPy (`unpacked`) and the loop nests of
-compiler/ops/products/blocks.py; compiler/ir/coded_blocks.py has the formats whose numbers are points of grids or digits of base 3. The
-process that serves HTTP imports this module to read GGUF files, so the module imports little.
+(`Level`) is a float, or an integer times a float of the block, its unit. The function `unpacked`, in NumPy, and the loop nests of
+compiler/ops/products/blocks.py read the table `BLOCKS`; compiler/ir/coded_blocks.py has the formats whose numbers are points of grids or
+digits of base 3. The process that serves HTTP imports this module to read GGUF files, so the module imports little.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ Level = Integers | Half | Power
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A block format. `num_values` and `num_bytes` are those of one block. `numbers`, `scale`, `shift` and the units say where a block
-    stores each part. `shift` is None in a format without shifts."""
+    """A block format. `num_values` and `num_bytes` are the numbers of values and of bytes in one block. `numbers`, `scale`, `shift` and the
+    units say where a block stores each part. `shift` is None in a format without shifts."""
 
     name: str
     num_values: int

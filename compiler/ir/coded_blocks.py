@@ -66,8 +66,8 @@ class CodedBlocks:
 
     def parts(self, blocks: Bytes) -> tuple[Array, ...]:
         """Take rows of blocks [..., bytes] apart. Return the codes (two per byte), the scales and, if the scales are integers, their units.
-        The last axis of each part has what all blocks of a row store, in order; the other axes are those of `blocks`. The float of a block
-        is multiplied by `factor`."""
+        The last axis of each part has the elements of all blocks of a row, in order; the other axes are those of `blocks`. The float of a
+        block is multiplied by `factor`."""
         *rows, length = blocks.shape
         each = blocks.reshape(-1, self.num_bytes)
         found = [np.empty((len(each), count), dtype) for count, dtype in self._extents]

@@ -438,7 +438,8 @@ def _divide(a: Dim, b: Dim) -> tuple[Dim, Dim]:
 
 
 def split(p: Dim, atom: Atom) -> tuple[Dim, Dim]:
-    """Return (c, rest) such that p == c * atom + rest and `atom` is no factor in rest. Higher powers of the atom are in c."""
+    """Return (c, rest) such that p == c * atom + rest and `atom` is no factor in rest. From a power of the atom, one factor is taken out,
+    and the others stay in c."""
     inside: list[Term] = []
     rest: list[Term] = []
     for c, m in p.terms:
@@ -447,7 +448,7 @@ def split(p: Dim, atom: Atom) -> tuple[Dim, Dim]:
             inside.append((c, m[:at] + m[at + 1 :]))
         else:
             rest.append((c, m))
-    # Removing terms keeps a form canonical. Removing a factor from terms may not.
+    # Removing terms keeps a form canonical. Removing a factor from terms may not keep it canonical.
     return _constant(inside[0][0]) if len(inside) == 1 and not inside[0][1] else canonical({m: c for c, m in inside}), Dim(tuple(rest))
 
 

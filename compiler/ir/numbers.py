@@ -48,7 +48,7 @@ def num_per_byte(bits: int) -> int:
     return 2 if bits == 4 else 1
 
 
-# The values of 4-bit floats (e2m1), indexed by their bits. They are doubled, which makes them integers.
+# The values of 4-bit floats (e2m1), indexed by their bits. The values are doubled, which makes them integers.
 DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 # The numbers for which the codes of IQ4_NL and IQ4_XS stand.
 UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
@@ -105,7 +105,7 @@ TABLES: Mapping[Kind, NDArray[np.int8]] = {
     Kind.IQ3_XXS: _with_signs(4, 12, 20, 28, 36, 44, 52, 62),
     Kind.IQ2: _with_signs(8, 25, 43),
     Kind.TERNARY: np.array([-1, 0, 1, 2, *[0] * 12], np.int8),
-    # Codes of IQ1 stand for 8 * n + 1, where n is -1, 0 or 1, or for 8 * n - 1 if their upper bit is set.
+    # Codes of IQ1 stand for 8 * n + 1, where n is -1, 0 or 1, or for 8 * n - 1 if the upper bit of the code is set.
     Kind.IQ1: np.array([-7, 1, 9, *[0] * 5, -9, -1, 7, *[0] * 5], np.int8),
     **{table: numbers for kind, split in SPLIT.items() for table, numbers in zip((kind, split.rest), split.integers(kind), strict=True)},
 }

@@ -1,7 +1,7 @@
 """Simplification of `//`, `%`, `min` and `max` of dimensions.
 
 Quotient and remainder are found together, so `q * d + r` equals the numerator whichever rule applied. Each rule is an identity of floor
-division, whose condition is proved from what the variables declare.
+division, whose condition is proved from the declarations of the variables.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ PASS = Verdict(Level.PASS)
 
 def subsumes(wanted: Type, given: Type) -> Verdict:
     """Return whether values annotated `given` can be used where `wanted` is required, as one of the four levels, with the reason. If
-    several things differ, the verdict is the worst one."""
+    several parts of the annotations differ, return the worst verdict."""
     match wanted, given:
         case ObjectType(), _:
             return PASS
@@ -76,8 +76,8 @@ def worst(*verdicts: Verdict) -> Verdict:
 
 
 def join(a: Type, b: Type) -> Type:
-    """Return an annotation that holds for the values of `a` and the values of `b`. It states what both annotations state: the kind, the
-    element type, the rank, and the shape or the value if all its dimensions are proved equal. Unless one of two signatures is proved to
+    """Return an annotation that holds for the values of `a` and the values of `b`. The result states what both annotations state: the kind,
+    the element type, the rank, and the shape or the value if all its dimensions are proved equal. Unless one of two signatures is proved to
     fit the other, the parameters of their join are unknown."""
     match a, b:
         case TensorType(), TensorType():
@@ -140,7 +140,7 @@ def _unify_dims(wanted: tuple[Dim, ...] | None, given: tuple[Dim, ...] | None, f
 
 
 def _functions(wanted: FuncType, given: FuncType) -> Verdict:
-    """Compare two signatures. Each has its own variables, so the parameters of `wanted` bind the variables of `given`."""
+    """Compare two signatures. Each signature has its own variables, so the parameters of `wanted` bind the variables of `given`."""
     if wanted.pure and not given.pure:
         return Verdict(Level.DISJOINT, "an impure function where a pure one is wanted")
     if wanted.params is None:

@@ -25,7 +25,7 @@ class Operand:
     """An operand of a tile: the place in a buffer from which the tile reads or to which it writes."""
 
     name: str
-    dtype: DType | None  # element type of the buffer; None accepts any
+    dtype: DType | None  # element type of the buffer; None: any type
     written: bool = False
 
 

@@ -1,8 +1,8 @@
 """Broadcasting by NumPy's rule, for extents that may be symbolic.
 
-An extent of 1 is broadcast even if it is known to be 1 only at run time. If one of two extents is proved not to be 1, it is the extent of
-the result. The other extent must then be 1 or equal to it; a run-time check verifies this unless it is proved. If both extents may be 1,
-the extent of the result is an expression that is right for every pair that the check accepts.
+An extent of 1 is broadcast even if it is known to be 1 only at run time. If one of two extents is proved not to be 1, the result has this
+extent. The other extent must then be 1 or the same; a run-time check verifies that, unless it is proved. If both extents may be 1, the
+extent of the result is an expression that is right for every pair that the check accepts.
 """
 
 from __future__ import annotations

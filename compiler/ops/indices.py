@@ -42,7 +42,7 @@ class BadIndex(CompileError, IndexError):
 
 
 class Treatment(StrEnum):
-    """The treatment of an element outside the range. The head of this file explains each."""
+    """The treatment of an element outside the range. The head of this file explains the members."""
 
     CHECKED = "checked"
     CLAMPED = "clamped"
@@ -132,7 +132,8 @@ def owners(starts: str) -> Index:
 
 
 def safe_dtype(treatment: Treatment, dtype: DType) -> DType:
-    """Return the element type of the safe copy. It is at least i32 for starts and owners, which may be larger than every given element."""
+    """Return the element type of the safe copy. The type is at least i32 for starts and owners, because an element of their safe copy may
+    be larger than every given element."""
     widens = treatment in (Treatment.STARTS, Treatment.OWNERS) and dtype not in (I32, I64)
     return I32 if widens else dtype
 

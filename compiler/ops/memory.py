@@ -36,13 +36,13 @@ class Place(NamedTuple):
     path: tuple[int, ...]  # indices of nested fields, if the variable is a tuple
 
 
-# a tuple whose fields are distinguished has an entry per field; any other value has a set of places
+# a tuple whose fields are tracked separately has an entry per field; any other value has a set of places
 _Held: TypeAlias = "frozenset[Place] | tuple[_Held, ...]"
 
 
 class Owners:
     """Maps each variable to the places whose memory it may share: those of the values from which it was made, or else its own. The fields
-    of a tuple have separate places. Constants and numbers have none."""
+    of a tuple have separate places. Constants and numbers have no places."""
 
     def __init__(self, body: Body, shared: Callable[[Value], tuple[Atom, ...]] = shared_with) -> None:
         self._shared = shared

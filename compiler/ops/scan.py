@@ -171,7 +171,7 @@ def _nest(operands: Operands) -> Nest:
 
 @dataclass
 class _Scan:
-    """Writes the loops of a scan. Its fields are the operands and results, by their names in the formulas above."""
+    """Writes the loops of a scan. The fields are the operands and results, with the names that the head of this file uses."""
 
     kernel: Kernel
     out: Array
@@ -300,7 +300,7 @@ class _Scan:
                 self._fetch(gate[t, h], 1)
 
     def _fetch(self, place: Load, length: int, *, ahead: int = 0, far: bool = False) -> None:
-        """Prefetch this number of elements, which begin `ahead` elements after the place."""
+        """Prefetch `length` elements, which begin `ahead` elements after the place."""
         size = place.buffer.dtype.num_bytes
         self.kernel.tile(Prefetch(far, ahead * size, -(-length * size // LINE_BYTES)), place)
 

@@ -2,7 +2,7 @@
 
     OPS         name, attributes, deduction of the annotation       (in `compiler/ir/op.py`)
     INTERPRET   what the operator computes, in NumPy
-    LEGALIZE    the loop nest that computes it
+    LEGALIZE    how a call is executed: by a loop nest, by a host routine, or as a view of the first operand
     INDICES     the operands whose elements are indices, and what happens to an index outside its range
     OPERANDS    the names of the operands
     VIEWS       the operators whose result is the memory of their first operand under another shape

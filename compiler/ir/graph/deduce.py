@@ -31,7 +31,7 @@ from compiler.ir.types import (
 )
 from runtime.library import LIBRARY
 
-MOST_BYTES = 1 << 48  # the address space of a process is smaller
+MOST_BYTES = 1 << 48  # limit for one tensor; the address space of a process is smaller
 
 Signature = Callable[[str], FuncType]  # returns the signature of a graph-level function, by name
 
@@ -52,8 +52,8 @@ def type_of(atom: Atom, signature: Signature | None = None) -> Type:
 
 
 def deduce(value: Value, signature: Signature, scope: Set[DimVar]) -> Type:
-    """Return the annotation of a value. `scope` holds the symbolic variables that are defined before it. Raise AnnotationError if the value
-    cannot have one, for example because an operator refuses its operands."""
+    """Return the annotation of a value. `scope` has the symbolic variables that are defined before the value. Raise AnnotationError if the
+    value cannot have one, for example because an operator refuses its operands."""
     match value:
         case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
             return type_of(value, signature)

@@ -72,8 +72,8 @@ class TupleGet:
 @node
 class MatchCast:
     """A check, at run time, that the value has the annotation `type`. A dimension of the annotation that is a single variable defines this
-    variable, unless the variable is already defined. Messages name the `boundary` that requires the check; it is empty if the program
-    itself states the check."""
+    variable, unless the variable is already defined. `boundary` says in messages what requires the check, such as an operand of a call; it
+    is empty if the program itself has the match_cast."""
 
     value: Atom = holds(Holds.ATOM)
     type: Type = holds(Holds.TYPE)

@@ -124,7 +124,8 @@ class Load(Arithmetic):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Format(ABC):
-    """A format in which matrices are stored: where an element is, and how it is decoded. compiler/machine/formats.py lists the formats."""
+    """A format in which matrices are stored: where the element at index `k` of column `n` is, and how it is decoded.
+    compiler/machine/formats.py lists the formats."""
 
     name: str
     bits: int  # per element

@@ -30,7 +30,7 @@ class Form:
         self.unsaid = unsaid
         self.first = first
         self.name = (words_of(first) or [node.__name__.lower()])[0]
-        # what follows the first words: field, optional word, kind, and the words after it
+        # the operands after the first words, each as: field, optional word, kind, and the words after the operand
         self.operands = [(field, *_parted(kind), words) for field, kind, words in zip(*(others[i::3] for i in range(3)), strict=True)]
 
     def print(self, node: object, kinds: Mapping[str, Callable[[Any], str]]) -> str:

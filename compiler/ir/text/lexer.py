@@ -104,8 +104,8 @@ class _Nesting:
 
 
 class Cursor:
-    """A place in the tokens of a text. The classes of the parser derive from it. `expect`, `name` and `integer` raise ParseError if the
-    next token is not what they expect."""
+    """A place in the tokens of a text. The classes of the parser derive from `Cursor`. `expect`, `name` and `integer` raise ParseError if
+    the next token is not what they expect."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -155,18 +155,18 @@ class Cursor:
         return self.take()
 
     def integer(self, what: str) -> int:
-        """Read an integer, which may be negative. `what` names it in the message of the error."""
+        """Read an integer, which may be negative. `what` names the integer in the message of the error."""
         sign = -1 if self.accept("-") else 1
         if not self.at_kind(Kind.INT):
             raise self.error(f"expected {what}, found {self.peek()}")
         return sign * int(self.take().text)
 
     def error(self, message: str, at: Token | None = None) -> ParseError:
-        """Return an error that points at a token, or at the next one. The caller raises it."""
+        """Return an error that points at the token `at`, or else at the next token. The caller raises it."""
         return ParseError(message, self.source, (at or self.peek()).offset)
 
     def unknown(self, noun: str, token: Token, known: Iterable[str]) -> ParseError:
-        """Return an error for an unknown name, with similar names as a hint, or else with some of the known ones."""
+        """Return an error for an unknown name, with similar names as a hint, or else with some of the known names."""
         names = sorted(known)
         near = get_close_matches(token.text.strip('"'), names, n=3, cutoff=0.6)
         hint = f"similar: {', '.join(near)}" if near else f"known: {', '.join(names[:20]) or 'none'}"

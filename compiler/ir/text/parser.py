@@ -251,8 +251,8 @@ class _Parser(ValueParser):
         except AnnotationError as error:
             raise self.error(f"{name.text}: {error}; in function {self._reading!r}", name) from error
         except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # An operator's rule may rely on the number and kind of its operands and attributes. The text may state wrong ones, so the rule
-            # may raise any error.
+            # An operator's rule may rely on the number and kind of its operands and attributes. The text may state wrong operands or
+            # attributes, so the rule may raise any error.
             text = f"{name.text} has no annotation, and its operator cannot take these operands and attributes ({error})"
             raise self.error(text, name) from error
 

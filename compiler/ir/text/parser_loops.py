@@ -340,8 +340,8 @@ class LoopParser(TypeParser):
         raise self.too_deep(start)
 
     def scalar(self, loosest: int = LOOSEST) -> Scalar:
-        """Read an expression whose infix operators have at least the precedence `loosest`. They are left-associative, and comparisons do
-        not chain."""
+        """Read an expression whose infix operators have at least the precedence `loosest`. Infix operators are left-associative, and
+        comparisons do not chain."""
         left = self._operand()
         while self.at(*_INFIX):
             fn, precedence = _INFIX[self.peek().text]

@@ -40,7 +40,7 @@ from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, Tenso
 Arrays = dict[str, NDArray[Any]]
 
 _LITERAL_ELEMENTS = 16  # constants of at most this many elements are written out
-_DIGEST_BYTES = 1024  # constants of at least this size are written as a digest, if `arrays` was passed
+_DIGEST_BYTES = 1024  # constants of at least this many bytes are written as a digest, if `arrays` was passed
 _BASE64_COLUMNS = 96
 
 
@@ -69,7 +69,7 @@ def print_scalar(scalar: Scalar) -> str:
 
 def print_node(node: object) -> str:
     """Print a module or any part of one, for messages. Large constants are written as digests, and variables that are defined outside of
-    the part get names as if they were defined here."""
+    the part get names as if the part defined them."""
     match node:
         case IRModule():
             return print_module(node, {})
@@ -163,7 +163,7 @@ class _Printer(LoopPrinter):
         if isinstance(value, Launch):
             self._line(self.value(value))
             return self._lines
-        # Print the value first, so that the names it mentions precede the name that the binding defines.
+        # Print the value first, so that the names in the value precede the name that the binding defines.
         text = self.value(value) if not isinstance(value, If) else f"if {self._atom(value.cond)} {{"
         var = binding.var
         type_ = self._type(var.type)

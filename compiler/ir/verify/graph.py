@@ -37,7 +37,7 @@ GraphRule = Callable[[IRModule, Function], Iterator[Problem]]
 
 class Site(NamedTuple):
     """A binding, or the result of a body, and the variables that are defined before it. `binding` is None for a result. The walk changes
-    the sets `values` and `dims` when it goes on, so they are valid only until the next site is taken."""
+    the sets `values` and `dims` when it goes on, so both sets are valid only until the next site is requested."""
 
     binding: Binding | None
     kind: BlockKind
@@ -185,7 +185,7 @@ def pure_functions_do_nothing_impure(module: IRModule, func: Function) -> Iterat
 
 
 def _effect(module: IRModule, binding: Binding) -> str:
-    """Describe the effect of a binding as the subject of a sentence, or return "" if it has none."""
+    """Describe the effect of a binding as the subject of a sentence, or return "" if the binding has no effect."""
     match binding.value:
         case Call(op=op) if not op.pure:
             return f"the impure operator {op.name}"
@@ -346,8 +346,8 @@ def _arguments_fit(
     binding: Binding, params: Sequence[Buffer | ScalarParam | DimVar], args: Sequence[Type], num_outputs: int
 ) -> Iterator[Problem]:
     """Check the number, kinds, element types and ranks of the arguments, and that no dimension provably differs from that of its parameter.
-    An argument of unknown kind or rank is a problem; an unknown element type or extent is not. The last `num_outputs` arguments are
-    outputs, which the program does not pass."""
+    An argument of unknown kind or rank is a problem; an unknown element type or extent is not. The last `num_outputs` arguments are the
+    outputs of a CallTir; messages do not count them."""
     if len(params) != len(args):
         wanted, given = len(params) - num_outputs, len(args) - num_outputs
         yield Problem(binding, f"the loop-level function takes {wanted} arguments; it is called with {given}")

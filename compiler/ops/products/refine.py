@@ -46,7 +46,7 @@ SEARCHED_KINDS = (Kind.INT, Kind.IQ4)
 
 
 def range_of(bits: int, shifted: bool) -> tuple[int, int]:
-    """Return the smallest and the largest number."""
+    """Return the smallest and the largest number of this bit width."""
     return (0, (1 << bits) - 1) if shifted and bits == 4 else (-(1 << bits - 1), (1 << bits - 1) - 1)
 
 

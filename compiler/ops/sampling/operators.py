@@ -1,5 +1,5 @@
 """The sampling operators: draw a token from each row of logits, and report log-probabilities. `runtime.sampling` defines their operands and
-results; meaning.py defines what they compute."""
+results; compiler/sampling/meaning.py defines what they compute."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def share_of(total: Scalar, share: Scalar) -> Scalar:
 
 class Row:
     """A row of logits and its workspace: row `g` of the workspace, row `i` of the operands, row `source` of the logits. One thread
-    processes a row, so the row stays in the cache of its core."""
+    processes a row, so the row stays in the cache of this thread's core."""
 
     g: Dim
     i: Dim
@@ -75,8 +75,8 @@ class Row:
 
     @contextmanager
     def each_row(self, *, listing: bool) -> Generator[None]:
-        """Loop over the rows. The workspace has room for GROUPS rows and is reused for later rows. With `listing`, it includes `list`,
-        which truncation needs."""
+        """Loop over the rows. The workspace has room for GROUPS rows and is reused for later rows. With `listing`, the workspace includes
+        `list`, which truncation needs."""
         k = self.k
         self.distance = k.workspace("distance", GROUPS, self.blocks * BLOCK)
         self.low = k.workspace("low", GROUPS, self.blocks)
@@ -125,8 +125,8 @@ class Row:
             yield u, lane, BLOCK * b + LANES * u + lane
 
     def each_block(self, read: Read, body: Callable[[Dim, Read], None]) -> None:
-        """Call `body(b, read)` for each block of the row. If the last block of the logits is partial, its `read` gives -inf beyond the
-        vocabulary."""
+        """Call `body(b, read)` for each block of the row. If the last block of the logits is partial, the `read` that the body gets for
+        this block returns -inf beyond the vocabulary."""
         full = self.vocab // BLOCK if read == self.raw else self.blocks
         if full:
             with self.k.serial("b", full) as b:
@@ -137,7 +137,7 @@ class Row:
 
     @contextmanager
     def live(self, reach: Callable[[], Scalar] | None = None) -> Generator[Dim]:
-        """Loop over the blocks that hold a token; if `reach` is given, only over blocks with a token within this distance."""
+        """Loop over the blocks that have a token left; if `reach` is given, only over blocks with a token within this distance."""
         with self.k.serial("b", self.blocks) as b:
             some = self.low[self.g, b] < INF
             with self.k.when(some if reach is None else (self.low[self.g, b] <= reach()) & some):

@@ -206,7 +206,7 @@ class Truncations(Row):
     @contextmanager
     def each_of(self, count: Dim, read: Read) -> Generator[Dim]:
         """Loop over the first `count` entries of the list in parts of LANES entries. Set `near` to what `read` returns for the tokens of
-        the part. Gathers take less code than scalar loads, which LLVM unrolls."""
+        the part. Gathers need less code than scalar loads, whose loop LLVM would unroll."""
         k = self.k
         with k.serial("k", ceil_div(count, LANES)) as part:
             with k.vector(LANES) as lane:
