@@ -177,7 +177,7 @@ class _Frame:
         self.known = outer
 
     def _when(self, cond: Array, then: Stmt, orelse: Stmt | None) -> None:
-        """Run one branch or, if the condition differs between points, each branch at the points that take it."""
+        """Run one branch or, if the condition differs between points, each branch at the points for which it is chosen."""
         if cond.ndim == 0:
             if cond:
                 self.run(then)

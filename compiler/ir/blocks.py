@@ -67,7 +67,7 @@ Level = Integers | Half | Power
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """A block format. `num_values` and `num_bytes` are the numbers of values and of bytes in one block. `numbers`, `scale`, `shift` and the
-    units say where a block stores each part. `shift` is None in a format without shifts."""
+    units describe where a block stores each part. `shift` is None in a format without shifts."""
 
     name: str
     num_values: int

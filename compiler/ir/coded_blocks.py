@@ -1,4 +1,4 @@
-"""The block formats of GGUF that NumPy takes apart when a tensor is read: IQ1, IQ2, IQ3 and TQ1_0.
+"""The block formats of GGUF whose blocks NumPy splits into parts when a tensor is read: IQ1, IQ2, IQ3 and TQ1_0.
 
 The numbers of these formats are coordinates of grid points (compiler/ir/grids.py) or digits of base 3, which the loop nests of
 compiler/ops/products/blocks.py cannot decode. A program stores the 256 numbers of a block as codes of 4 bits; each code is the index of a
@@ -41,7 +41,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class CodedBlocks:
-    """A block format. `read` takes blocks [n, num_bytes] apart, and `kind` says which table has the numbers of the codes."""
+    """A block format. `read` splits blocks [n, num_bytes] into their parts, and `kind` names the table with the numbers of the codes."""
 
     name: str
     num_bytes: int
@@ -65,9 +65,9 @@ class CodedBlocks:
         return DType.F32 if self.has_units else DType.F16
 
     def parts(self, blocks: Bytes) -> tuple[Array, ...]:
-        """Take rows of blocks [..., bytes] apart. Return the codes (two per byte), the scales and, if the scales are integers, their units.
-        The last axis of each part has the elements of all blocks of a row, in order; the other axes are those of `blocks`. The float of a
-        block is multiplied by `factor`."""
+        """Split rows of blocks [..., bytes] into their parts. Return the codes (two per byte), the scales and, if the scales are integers,
+        their units. The last axis of each part has the elements of all blocks of a row, in order; the other axes are those of `blocks`. The
+        float of a block is multiplied by `factor`."""
         *rows, length = blocks.shape
         each = blocks.reshape(-1, self.num_bytes)
         found = [np.empty((len(each), count), dtype) for count, dtype in self._extents]

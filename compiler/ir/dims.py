@@ -7,9 +7,9 @@ A `Dim` is a polynomial over atoms. An atom is a variable, or a node that a poly
 
 Every `Dim` is in a canonical form, which its operators compute. `==` compares these forms; where they differ, `prove.prove_eq` may still
 prove two expressions equal. Canonicalization relies on the declared range and divisibility of variables, so a value that is substituted for
-a variable must satisfy the variable's declaration. It also relies on divisors never being zero: a divisor that is not negative is at least
-1. Substituting `n` does not change the declaration of another variable: a loop variable `j` with `upper = n - 1` keeps that bound, in terms
-of the old `n`.
+a variable must satisfy the variable's declaration. Canonicalization also relies on divisors never being zero: a divisor that is not
+negative is at least 1. Substituting `n` does not change the declaration of another variable: a loop variable `j` with `upper = n - 1` keeps
+that bound, in terms of the old `n`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _serial = count()
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DimVar(_Operators):
-    """A named integer, compared by identity. Its range may be empty; then no expression that contains it is ever evaluated."""
+    """A named integer, compared by identity. The range may be empty; then no expression that contains the variable is ever evaluated."""
 
     name: str
     lower: int = 0
@@ -209,7 +209,7 @@ class Dim(_Operators):
 
     @property
     def key(self) -> Key:
-        """The key by which Dims are sorted. It is computed when first needed, because most Dims are never sorted."""
+        """The key by which Dims are sorted. The key is computed when first needed, because most Dims are never sorted."""
         if self._key is None:
             self._key = tuple([(-len(m), tuple([a.key for a in m]), c) for c, m in self.terms])
         return self._key

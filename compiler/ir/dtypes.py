@@ -49,8 +49,8 @@ class DType(StrEnum):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The smallest and the largest value of the type. They are infinite for floats other than e4m3, and 0 and 1 for bool, which stand
-        for false and true."""
+        """The smallest and the largest value of the type. Both are infinite for floats other than e4m3. For bool, they are 0 (false) and 1
+        (true)."""
         if self is DType.E4M3:
             return -448.0, 448.0
         if self.is_float:

@@ -69,7 +69,8 @@ class Registry(Generic[V]):
 
 
 class UnknownName(KeyError):
-    """Raised if a registry has no entry with a name. Its text is the message itself; KeyError would put the message in quotes."""
+    """Raised if a registry has no entry with a name. The text of the error is the message itself; KeyError would put the message in
+    quotes."""
 
     def __str__(self) -> str:
         return str(self.args[0])

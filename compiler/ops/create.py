@@ -94,7 +94,7 @@ SHAPE_OF = define("shape_of", "x", _shape_of_type, lambda x: x.shape, None)
 
 
 def _to_shape_type(args: tuple[Type, ...], _: Attrs) -> Type:
-    """Deduce a shape of unknown extents, since the extents are data. A match_cast of the result names them."""
+    """Deduce a shape of unknown extents, since the extents are data. A match_cast of the result names the extents."""
     x = tensor_operand(args, 0, "x", ndim=1)
     if x.dtype not in (None, DType.I64):
         raise AnnotationError(f"x holds {x.dtype}, expected i64; cast first")

@@ -10,10 +10,10 @@
     owners    for the index of the part to which each element belongs: it is computed from the list of starts, so the operand is not read;
               if there are elements and no parts, an error says so
 
-No index is trusted. `define` takes the treatment of each index operand, the interpreter applies it to the operands, and a program applies
-it in one of two places. The legalization checks scalars, and makes a safe copy of the operands that are treated `ahead`; equal copies are
-shared, so a step makes one copy for all its layers, and the schedules of the operator need no checks. For other operands, the operator's
-own loops bind a safe index, through `clamped_index` and `inside` of index.py.
+No index is trusted. `define` records how each index operand is treated. The interpreter treats the operands in this way; a compiled program
+does so in one of two places. The legalization checks scalars, and makes a safe copy of the operands that are treated `ahead`; equal copies
+are shared, so a step makes one copy for all its layers, and the schedules of the operator need no checks. For other operands, the
+operator's own loops bind a safe index, through `clamped_index` and `inside` of index.py.
 """
 
 from __future__ import annotations

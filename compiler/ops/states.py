@@ -9,7 +9,7 @@ zeros.
     starts [s + 1]   the first token of each sequence; the last entry is the number of tokens
     seq_ids [t]      the sequence of each token
 
-Operators that read or write states take the layer as an operand, so that all layers share one kernel.
+The layer is an operand of the operators that read or write states, so that all layers share one kernel.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Nest:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A host routine that takes the place of a loop nest, for data-dependent shapes and sorting."""
+    """A host routine that is called instead of a loop nest, for data-dependent shapes and sorting."""
 
     name: str
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -13,7 +13,7 @@ from compiler.ir.tiles import TileOp
 
 
 class LoopKind(StrEnum):
-    """How the iterations of a loop run. `For` says which of them may depend on each other."""
+    """How the iterations of a loop run. The docstring of `For` says which iterations may depend on each other."""
 
     SERIAL = "serial"
     PARALLEL = "parallel"  # iterations are independent; threads claim them
@@ -81,8 +81,8 @@ class Allocate:
 
 @node
 class Tile:
-    """A use of an intrinsic. Each operand names the element of a buffer at which the tile starts. `dims` has the integers that the tile
-    takes at run time."""
+    """A use of an intrinsic. Each operand names the element of a buffer at which the tile starts. `dims` has the integers that are passed
+    to the tile at run time."""
 
     op: TileOp
     operands: tuple[Load, ...] = holds(Holds.PLACE, default=())

@@ -140,8 +140,8 @@ def bound_dims(stmt: Stmt) -> Iterator[DimVar]:
 
 
 def free_dims(node: Stmt | Scalar) -> tuple[DimVar, ...]:
-    """Return the integer variables that a statement or scalar takes from outside, in order of first use. Declared ranges of variables do
-    not count as uses."""
+    """Return the integer variables that a statement or scalar uses but does not define, in order of first use. Declared ranges of variables
+    do not count as uses."""
     found: dict[DimVar, None] = {}
     _free_dims(node, frozenset(), found, set())
     return tuple(found)

@@ -173,7 +173,7 @@ class _Parser(ValueParser):
     # --- bodies --------------------------------------------------------------------------------------------------------
 
     def _body(self) -> Body:
-        """Read a body including its closing brace. Its definitions are not visible outside."""
+        """Read a body including its closing brace. Variables that the body defines are not visible after it."""
         with self.nested:
             values, defined = dict(self._values), dict(self.scope.defined)
             blocks: list[Block] = []

@@ -1,5 +1,5 @@
-"""The printer. It writes programs in the language described at the top of parser.py. Printing is deterministic and gives variables unique
-names, so parsing the text yields an equal program (equal.py)."""
+"""The printer. The printer writes programs in the language described at the top of parser.py. Printing is deterministic and gives variables
+unique names, so parsing the text yields an equal program (equal.py)."""
 
 from __future__ import annotations
 

@@ -264,8 +264,8 @@ def _suits(scalar: ScalarValue) -> bool:
 
 
 def annotations_hold(module: IRModule, func: Function) -> Iterator[Problem]:
-    """The annotation of a binding, and that of the function's result, must not contradict what deduction finds. They may say more than
-    deduction proves. `branches_join` also requires a proof for the annotation of an If."""
+    """The annotation of a binding, and that of the function's result, must not contradict what deduction finds. These annotations may state
+    more than deduction proves. `branches_join` also requires a proof for the annotation of an If."""
     for binding, site in bound_sites(func):
         try:
             deduced = deduce(binding.value, lambda name: _signature(module, name), site.dims)
@@ -395,8 +395,8 @@ def _misfit(param: Buffer | ScalarParam | DimVar, arg: Type, found: dict[DimVar,
 
 
 def _inplace_fits(binding: Binding, args: tuple[Atom, ...], out: tuple[Type, ...], inplace: tuple[int | None, ...]) -> Iterator[Problem]:
-    """Check the outputs that reuse memory. Each must reuse another tensor among the arguments, whose annotation must not contradict that of
-    the output."""
+    """Check the outputs that reuse memory. Each output must reuse a different tensor among the arguments, whose annotation must not
+    contradict that of the output."""
     if inplace and len(inplace) != len(out):
         yield Problem(binding, f"inplace has {len(inplace)} entries for {len(out)} outputs")
         return

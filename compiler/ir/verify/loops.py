@@ -286,7 +286,7 @@ def _grouped_misfit(grouped: scalars.GroupedContraction) -> str:
 
 
 def _apply_misfit(apply: scalars.Apply) -> str:
-    """Say why the function does not take operands of these element types, or return ""."""
+    """Return why the function does not accept operands of these element types, or ""."""
     fn = apply.fn
     dtypes = [dtype_of(a) for a in apply.args]
     if fn is Fn.SELECT and (cond := dtypes.pop(0)) is not DType.BOOL:

@@ -7,8 +7,8 @@ The cache of a whole model is one tensor, `[layers, 2, pages, kv_heads, PAGE * s
 
 If each value is the beginning of its key, the second axis has length 1, and only keys are stored.
 
-Position `p` of a sequence is in page `page_tables[sequence, p // PAGE]` at offset `p % PAGE`. Operators that read or write the cache take
-the layer as an operand, so that all layers share one kernel.
+Position `p` of a sequence is in page `page_tables[sequence, p // PAGE]` at offset `p % PAGE`. The layer is an operand of the operators that
+read or write the cache, so that all layers share one kernel.
 
 An 8-bit cache has a scale per token and head, `[layers, 2 or 1, pages, kv_heads, PAGE]`. For an element x, the cache stores `round(x /
 scale)`. A scale maps the largest magnitude of the elements that share the scale to 127. An operator that appends skips tokens whose slot

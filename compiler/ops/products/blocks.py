@@ -1,4 +1,4 @@
-"""Take apart the blocks of GGUF. compiler/ir/blocks.py says where a block stores its parts.
+"""Split the blocks of GGUF into parts. compiler/ir/blocks.py says where a block stores its parts.
 
 unpack_blocks(blocks, part)     numbers, scales or shifts, in the form that `dequantize` reads
 panel_blocks(blocks)            panel_integers(unpack_blocks(blocks, numbers)), in one pass over memory

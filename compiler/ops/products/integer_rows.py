@@ -199,8 +199,8 @@ def _group_sum(q: Array, row: Sequence[Dim], plane: int, first: Dim, count: Dim)
 
 def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool, cap: float) -> Any:
     """Compute with NumPy what `_rows_nest` writes: the quantised numbers in planes, the scale of each group, the sum of each plane of each
-    group and, with `sums`, the sum of each group's numbers times its scale. With a `cap`, the steps are those of 8 bits, and outliers take
-    16 bits (QUANTIZE_ROWS)."""
+    group and, with `sums`, the sum of each group's numbers times its scale. With a `cap`, the steps are those of 8 bits, and outliers need
+    16 bits (see the comment on QUANTIZE_ROWS)."""
     length = x.shape[-1]
     grouped = x.reshape(*x.shape[:-1], length // group if group else 1, group or length)
     steps, scale = _steps(grouped, LARGEST[8], _tops(x, grouped, cap)) if cap else _steps(grouped, LARGEST[bits])
@@ -225,7 +225,7 @@ def _tops(x: Any, grouped: Any, cap: float) -> Any:
 
 
 # If `cap` is not 0, numbers that exceed `cap` times the mean magnitude of their row are outliers. The step of a group is that of 8 bits for
-# the group without its outliers. So outliers take 16 bits, and all other numbers 8: their upper plane is zero.
+# the group without its outliers. So outliers need 16 bits, and all other numbers need 8 bits: their upper plane is zero.
 QUANTIZE_ROWS = define(
     "quantize_rows",
     "x",

@@ -2,8 +2,8 @@
 
 top_k, top_p and typical_p give each token a sort key and keep the tokens with the smallest keys, but they do not sort the row. For top_p
 and typical_p, a sample of blocks estimates a range of keys that should contain the key of the last token to keep. One pass over the row
-sums the weights of the tokens before that range, and lists the tokens within it. These sums show whether the range contains that last key.
-Histograms narrow the list until all its keys are equal. All sums are of integers, so the result is exact.
+sums the weights of the tokens before that range, and lists the tokens within it. These sums show whether the range contains the key of the
+last token to keep. Histograms narrow the list until all its keys are equal. All sums are of integers, so the result is exact.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Truncations(Row):
 
     @property
     def stride(self) -> int:
-        """Return the stride at which a sample takes blocks without heavy tokens: a power of two."""
+        """Return the stride, a power of two, at which a sample includes blocks without heavy tokens."""
         return 1 << max(0, (self.blocks // SAMPLED).bit_length() - 1)
 
     def truncate(self, then: Callable[[], None]) -> None:
