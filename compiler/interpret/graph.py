@@ -1,6 +1,6 @@
-"""The interpreter of the graph level. Operators have NumPy functions in a table, and `interpret.loops` runs loop nests. The interpreter
-checks the annotations of parameters, bindings and results, and match_casts. It is slow and simple, and every optimisation is tested against
-it.
+"""The interpreter of the graph level. The NumPy functions of operators are in the table `INTERPRET` of compiler/ops/tables.py, and
+`interpret.loops` runs loop nests. The interpreter checks values against the annotations of parameters, bindings, results and match_casts.
+The interpreter is slow and simple; every optimisation is tested against its results.
 
 Values are arrays (tensors), tuples of ints (shapes), Python or NumPy numbers (scalars), tuples of values, and `Closure`s (functions).
 """
@@ -33,7 +33,8 @@ from runtime.vm.matching import INT64, described, readable, scalar_word
 
 class MismatchError(CompileError):
     """Raised for values that a program does not accept: a wrong number of arguments, a value that does not match its annotation, a variable
-    outside its declared range, operands that an operator refuses, or a tensor with a negative extent or outside the arena."""
+    outside its declared range, a dimension that divides by zero or does not fit 64 bits, operands that an operator refuses, or a tensor
+    with a negative extent or outside the arena."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class Interpreter:
     module: IRModule
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call a function and return its result. Raise MismatchError for values that it does not accept, and InterpretError if it does
-        something undefined."""
+        """Call a function and return its result. Raise MismatchError for values that the function does not accept, and InterpretError if
+        the function does something undefined."""
         func = self.module.graph(name)
         if len(args) != len(func.params):
             raise MismatchError(f"{name} takes {len(func.params)} arguments; it is called with {len(args)}")
@@ -83,8 +84,8 @@ def value_of(dim: Dim, dims: Mapping[DimVar, int], place: str) -> int:
 
 def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *, last: bool = True) -> None:
     """Raise MismatchError, which names `place`, if a value does not match an annotation. A dimension of the annotation that is a single new
-    variable gets its value in `dims`. With `last`, all other variables must be in `dims`. Without it, expressions over unknown variables
-    are skipped, because a later value may define these variables."""
+    variable gets its value in `dims`. With `last`, all other variables must be in `dims`. Without `last`, expressions over unknown
+    variables are skipped, because a later value may define these variables."""
 
     def match_dim(wanted: Dim, actual: int, where: str) -> None:
         if (var := wanted.var) is not None and var not in dims:
@@ -135,12 +136,14 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
 
 
 def require_relations(call: Call, values: Sequence[Any], attrs: Mapping[str, Any]) -> None:
-    """Deduce a call again from the sizes of its operands, so that an operator refuses here what it refuses during compilation if all sizes
-    are constants. Raise MismatchError if it refuses the operands. NumPy alone would broadcast some operands that compiled code refuses."""
+    """Deduce the annotation of a call again, from the actual sizes of its operands. Raise MismatchError if the operator refuses operands of
+    these sizes, as it does during compilation if all sizes are constants. NumPy alone would broadcast some operands that compiled code
+    refuses."""
     op, stated = call.op, [type_of(a) for a in call.args]
     types = tuple(_type_of_value(value, type_) for value, type_ in zip(values, stated, strict=True))
     try:
-        # A deduction may require that a literal fits into an element type. Compiled code converts all other numbers.
+        # Scalars keep their stated annotations: a deduction may refuse a literal that does not fit an element type, but compiled code
+        # converts every other scalar.
         operator_type(op, tuple(s if isinstance(s, ScalarType) else t for s, t in zip(stated, types, strict=True)), attrs)
     except AnnotationError as error:
         raise MismatchError(str(error)) from None
@@ -150,8 +153,8 @@ def require_relations(call: Call, values: Sequence[Any], attrs: Mapping[str, Any
 
 
 def _type_of_value(value: Any, stated: Type) -> Type:
-    """Return the annotation of a value with all sizes as constants. Functions, and scalars whose annotation has no value, keep the stated
-    annotation."""
+    """Return the annotation of a value, in which all sizes are constants. Functions, and scalars whose annotation has no value, keep the
+    stated annotation."""
     match value:
         case np.ndarray():
             return TensorType(tuple(Dim.of(n) for n in value.shape), DType.from_numpy(value.dtype))
@@ -177,16 +180,16 @@ def check_bounds(dims: dict[DimVar, int], place: str) -> None:
 
 
 class _Frame:
-    """The state of one call: the values of its variables, and of the dimensions that they define."""
+    """The state of one call: the values of graph variables and of symbolic variables."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
         self.values: dict[Var, Any] = {}
         self.dims: dict[DimVar, int] = {}
-        self.arena: NDArray[Any] = np.zeros(0, np.uint8)  # planned memory: a plan with overlapping lifetimes gives wrong results
+        self.arena: NDArray[Any] = np.zeros(0, np.uint8)  # planned memory; wrong plans, in which live tensors overlap, give wrong results
 
     def body(self, body: Body) -> Any:
-        """Run the bindings of a body, check their annotations, and return the result."""
+        """Run the bindings of a body, check each value against its annotation, and return the result of the body."""
         for binding in body.bindings:
             value = self.values[binding.var] = self.value(binding.value)
             match_value(binding.var.type, value, self.dims, f"annotation of {binding.var.name!r}")
@@ -226,7 +229,7 @@ class _Frame:
         return {name: known(value) for name, value in attrs.items()}
 
     def value(self, value: Value) -> Any:
-        """Compute the value of a binding. Raise MismatchError or InterpretError if this fails."""
+        """Compute the value of a binding. Raise MismatchError or InterpretError if the computation fails."""
         match value:
             case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
                 return self.atom(value)
@@ -234,7 +237,7 @@ class _Frame:
                 return self.atom(atom)
             case Call(op=op, args=args, attrs=attrs):
                 values, given = [self.atom(a) for a in args], {**op.attributes, **attrs}
-                require_relations(value, values, self.attributes(given, Dim.of))  # deductions tell a literal from a symbolic attribute
+                require_relations(value, values, self.attributes(given, Dim.of))  # a deduction may treat a Dim and a literal differently
                 try:
                     with np.errstate(all="ignore"):
                         result = INTERPRET[op.name](*values, **self.attributes(given))
@@ -285,7 +288,8 @@ class _Frame:
         return np.ndarray(shape, type_.dtype.numpy, self.arena.data, begin)
 
     def _call_tir(self, call: CallTir) -> Any:
-        """Run a loop nest on its operands, and return the outputs: one array, or a tuple. In-place outputs are copies of operands."""
+        """Run a loop nest on its operands, and return the outputs: one array, or a tuple. The nest writes an in-place output to a copy of
+        the operand."""
         args = [self.atom(a) for a in call.args]
         outs: list[Any] = []
         for i, type_ in enumerate(call.out):
@@ -293,13 +297,13 @@ class _Frame:
             if reused is None:
                 outs.append(self._allocate(type_))
             else:
-                args[reused] = np.array(args[reused])  # calls are pure: copy the operand
+                args[reused] = np.array(args[reused])  # a call does not change its operands: the nest writes to a copy
                 outs.append(args[reused])
         self._run(call.func, [*args, *outs])
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def _launch(self, launch: Launch) -> Any:
-        """Run a loop nest or a host routine, which writes the outputs that are given after its inputs."""
+        """Run a loop nest or a host routine, and write its results into the outputs, which follow the inputs in the arguments."""
         args = [self.atom(a) for a in launch.args]
         if launch.library:
             num_inputs, attrs = len(routine(launch.func).inputs), self.attributes(launch.attrs)

@@ -2,11 +2,11 @@
 
 A loop over lanes (LoopKind.VECTOR), and a nest with independent iterations (`_independent`), is evaluated all at once: each loop variable
 becomes an array along its own axis. Other loops run one iteration at a time. All arrays have rank 0 or `rank_of(prim)`, so that they
-broadcast. Only while a store is masked do they have rank 1: then they hold the points that the mask selects.
+broadcast. Only the arrays of a masked store have rank 1: they hold the points that the mask selects.
 
 A point is a combination of values of the loop variables. Evaluating all points at once also evaluates points that the program would skip:
-beyond a ragged extent, or outside a guard. `active` masks the points that the program evaluates. An active point that reads or stores
-outside a buffer is an error. Other points may read anything, and write nothing.
+beyond a ragged extent, or outside a guard. `active` is the mask of the points that the program evaluates. An active point that reads or
+stores outside a buffer is an error. An inactive point may read any element, and writes nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class InterpretError(CompileError):
 
 def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[DimVar, int] | None = None) -> None:
     """Run a function on its arguments: arrays (outputs are written in place), numbers for scalar parameters, ints for integer variables.
-    `dims` has values of further variables; the extents of arrays give values to the rest. Raise InterpretError if the function does
-    something undefined."""
+    `dims` has values of further variables; the extents of the arrays give the values of all other variables. Raise InterpretError if the
+    function does something undefined."""
     frame = _Frame(rank_of(prim))
     if dims:
         frame.dims.update(dims)
@@ -73,8 +73,8 @@ def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[
 
 
 def uninitialised(shape: Sequence[int], dtype: DType) -> Array:
-    """Return memory with all bits set, which is NaN in floats, so that a result that relies on its content is wrong. Raise InterpretError
-    if it cannot be allocated."""
+    """Return memory with all bits set, which is NaN in floats, so that a result that depends on this memory is wrong. Raise InterpretError
+    if the memory cannot be allocated."""
     try:
         return np.full(prod(shape) * dtype.num_bytes, 0xFF, np.uint8).view(dtype.numpy).reshape(shape)
     except (MemoryError, ValueError, OverflowError):
@@ -93,7 +93,7 @@ class _Frame:
         self.params: dict[scalars.ScalarParam, Array] = {}
         self.extents: list[int] = []  # extents of the axes in use
         self.active: Array | None = None  # mask of the points that the program evaluates; None: all
-        self.known: dict[Scalar, Array] = {}  # evaluated nodes of the present expression, which may be shared
+        self.known: dict[Scalar, Array] = {}  # values of the evaluated nodes of the present expression; a node may have several uses
 
     # --- statements ----------------------------------------------------------------------------------------------------
 
@@ -126,8 +126,8 @@ class _Frame:
                 self.run(plain_attention(stmt))
 
     def _loop(self, loop: For) -> None:
-        """Run a loop, all iterations at once or one after another. Raise InterpretError if they run one after another, and their number
-        differs between points."""
+        """Run a loop, all iterations at once or one after another. Raise InterpretError if iterations must run one after another, but their
+        number differs between points."""
         extent = self.dim(loop.extent)
         if not np.any(np.asarray(extent) > 0):
             return  # an empty loop runs nothing, not even the statements that do not depend on its variable
@@ -143,8 +143,8 @@ class _Frame:
 
     @contextmanager
     def _axes(self, loops: Sequence[tuple[DimVar, Any]]) -> Generator[Array | None]:
-        """Give each variable an axis of its own. An axis whose extent differs between iterations gets the largest of these extents. Yield a
-        mask of the points that are inside all extents, or None if no extent differs."""
+        """Inside the `with`, give each loop variable an array axis of its own. An axis whose extent differs between iterations gets the
+        largest of these extents. Yield a mask of the points that are inside all extents, or None if no extent differs."""
         outer, inside = self.active, None
         for var, extent in loops:
             ragged = isinstance(extent, np.ndarray)
@@ -170,13 +170,14 @@ class _Frame:
 
     @contextmanager
     def _branch(self) -> Generator[None]:
-        """When the branch ends, discard the scalars that were evaluated inside."""
+        """When the `with` ends, forget the scalars that were evaluated inside it: outside, other points are active, and reduced axes do not
+        exist."""
         outer, self.known = self.known, dict(self.known)
         yield
         self.known = outer
 
     def _when(self, cond: Array, then: Stmt, orelse: Stmt | None) -> None:
-        """Run one branch, or, if the condition differs between points, each branch at its points."""
+        """Run one branch or, if the condition differs between points, each branch at the points for which it is chosen."""
         if cond.ndim == 0:
             if cond:
                 self.run(then)
@@ -190,7 +191,8 @@ class _Frame:
                 self.run(orelse)
 
     def _index(self, var: DimVar, value: Array) -> Any:
-        """Return a computed integer as an index. Inactive points get the variable's lower bound, which is safe to compute with."""
+        """Return a computed value of an integer variable as an int or an i64 array. Inactive points get the variable's lower bound, which
+        is in its range."""
         if value.ndim == 0:
             self.check_range(var, value)
             return int(value)
@@ -200,7 +202,7 @@ class _Frame:
         return value.astype(np.int64)
 
     def check_range(self, var: DimVar, value: Array) -> None:
-        """Raise InterpretError if a variable leaves its declared range at an active point. Proofs rely on the range."""
+        """Raise InterpretError if a variable leaves its declared range at an active point. Proofs about indices rely on this range."""
         upper = self.dim(var.upper) if isinstance(var.upper, Dim) else var.upper
         wrong = (value < var.lower) | (value % var.multiple_of != 0)
         if upper is not None:
@@ -213,7 +215,7 @@ class _Frame:
             raise InterpretError(f"variable {var.name} is {worst}, outside its declared range {declared}")
 
     def _store(self, buffer: Buffer, indices: tuple[Dim, ...], value: Array) -> None:
-        """Store a value at each active point. Raise InterpretError if a place of an active point is outside the buffer."""
+        """Store a value at each active point. Raise InterpretError if an active point stores outside the buffer."""
         array = self.buffers[buffer]
         value = np.asarray(value).astype(array.dtype)
         places = [self.dim(d) for d in indices]
@@ -226,11 +228,12 @@ class _Frame:
         self._check(buffer, places)
         if places:
             array[tuple(places)] = value
-        elif value.size:  # a store to a single element keeps the value of the last iteration
+        elif value.size:  # a buffer of rank 0 keeps the value of the last iteration
             array[()] = value.reshape(-1)[-1]
 
     def _tile(self, tile: Tile) -> None:
-        """Run the NumPy meaning of a tile. Raise InterpretError if its operands differ between points, or are outside their buffers."""
+        """Run the NumPy meaning of a tile. Raise InterpretError if the places of its operands differ between points, or are outside their
+        buffers."""
         arrays: list[Array] = []
         for place in tile.operands:
             array, at = self.buffers[place.buffer], [self.dim(d) for d in place.indices]
@@ -277,19 +280,19 @@ class _Frame:
                 return self._eval(scalar.decoded)
 
     def _load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Array:
-        """Return the elements at all points: any element, or zero, where a point is not active. Raise InterpretError if an active point
-        reads outside the buffer."""
+        """Return the element that each point loads. Inactive points get any element, or zero. Raise InterpretError if an active point reads
+        outside the buffer."""
         array = self.buffers[buffer]
         places = [self.dim(d) for d in indices]
         self._check(buffer, places)
         if self.active is None:
             return np.asarray(array[tuple(places)])
         if 0 in array.shape:
-            return np.zeros((), array.dtype)  # no point is active, or the check would have failed
+            return np.zeros((), array.dtype)  # in an empty buffer, no point is active: otherwise the check would have failed
         return np.asarray(array[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True))])
 
     def _check(self, buffer: Buffer, places: Sequence[Any]) -> None:
-        """Raise InterpretError unless every active point is inside the buffer."""
+        """Raise InterpretError unless the place of every active point is inside the buffer."""
         for axis, (place, extent) in enumerate(zip(places, self.buffers[buffer].shape, strict=True)):
             if isinstance(place, np.ndarray):
                 inside = not place.size or place.view(np.uint64).max() < extent  # as unsigned numbers, negative indices are the largest
@@ -299,8 +302,7 @@ class _Frame:
                 self._check_active(buffer, axis, np.asarray(place), extent)
 
     def _check_active(self, buffer: Buffer, axis: int, place: Array, extent: int) -> None:
-        """Raise InterpretError if an active point is outside. Places of rank 1 were already selected by `active`, so all their points
-        count."""
+        """Raise InterpretError if the place of an active point is outside the buffer. Places of rank 1 are only those of active points."""
         outside = (place < 0) | (place >= extent)
         if self.active is not None and (place.ndim == self.rank or not place.ndim):
             outside = outside & self.active
@@ -309,8 +311,8 @@ class _Frame:
             raise InterpretError(f"index {worst} of dimension {axis} of {buffer.name} is outside its extent {extent}")
 
     def _guard(self, conditions: tuple[tuple[Dim, Dim, Dim], ...], value: Scalar, otherwise: Scalar) -> Array:
-        """Return `value` where all conditions hold, and `otherwise` elsewhere. While `value` is evaluated, only points where they hold are
-        active."""
+        """Return `value` where all conditions hold, and `otherwise` elsewhere. While `value` is evaluated, only points at which all
+        conditions hold are active."""
         inside = np.asarray(True)
         for low, dim, high in conditions:
             inside = inside & (self.dim(low) <= self.dim(dim)) & (self.dim(dim) < self.dim(high))

@@ -15,7 +15,7 @@ from compiler.ops.attention.plain import plain_attention
 
 @lru_cache(maxsize=1024)
 def rank_of(prim: PrimFunc) -> int:
-    """Return the rank for a nest. It is at least 2, because arrays of rank 1 hold only those points that a mask selected."""
+    """Return the rank for a nest. The rank is at least 2, because rank 1 is reserved for arrays of points that a mask has selected."""
     return max(2, _depth(prim.body))
 
 
@@ -29,6 +29,6 @@ def _depth(stmt: Stmt) -> int:
 def _scalar_depth(scalar: Scalar) -> int:
     depths: dict[Scalar, int] = {}
     for node in inside_out(scalar):
-        evaluated = node.fold if isinstance(node, Contraction | GroupedContraction) else node  # a fold may have one more axis
+        evaluated = node.fold if isinstance(node, Contraction | GroupedContraction) else node  # a contraction's fold may have an extra axis
         depths[node] = len(items(evaluated, Holds.NEW_AXES)) + max((depths[inner] for inner in subscalars(node)), default=0)
     return depths[scalar]

@@ -1,4 +1,5 @@
-"""Scalar functions in NumPy. Functions of f16 and bf16 are computed in f32 or f64, and rounded after every function."""
+"""Scalar functions in NumPy. Functions of f16 and bf16 are computed in f32 or f64, and the result of every function is rounded to its
+type."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 A row of a tensor is a sequence of blocks. Groups of a block's numbers share a scale and, in some formats, a shift: value = number * scale -
 shift. In some formats, a stored number is a code that stands for another number (`TABLES` in compiler/ir/numbers.py). A scale or a shift
-(`Level`) is a float, or an integer times a float of the block, its unit. The table `BLOCKS` serves NumPy (`unpacked`) and the loop nests of
-compiler/ops/products/blocks.py; compiler/ir/coded_blocks.py has the formats whose numbers are points of grids or digits of base 3. The
-process that serves HTTP imports this module to read GGUF files, so the module imports little.
+(`Level`) is a float, or an integer times a float of the block, its unit. The function `unpacked`, in NumPy, and the loop nests of
+compiler/ops/products/blocks.py read the table `BLOCKS`; compiler/ir/coded_blocks.py has the formats whose numbers are points of grids or
+digits of base 3. The process that serves HTTP imports this module to read GGUF files, so the module imports little.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Bits:
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Integers that consist of bits of several bytes, plus `add`; or signed bytes."""
+    """Integers, each made of bits of one or more bytes. `add` is added to each integer. If `is_signed`, the integers are signed bytes."""
 
     parts: tuple[Bits, ...]
     add: int = 0
@@ -66,8 +66,8 @@ Level = Integers | Half | Power
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A block format. `num_values` and `num_bytes` are those of one block. `numbers`, `scale`, `shift` and the units say where a block
-    stores each part; a format without shifts has None."""
+    """A block format. `num_values` and `num_bytes` are the numbers of values and of bytes in one block. `numbers`, `scale`, `shift` and the
+    units describe where a block stores each part. `shift` is None in a format without shifts."""
 
     name: str
     num_values: int
@@ -137,10 +137,10 @@ def unpacked(blocks: Bytes, format: Blocks, name: str) -> NDArray[Any]:
 
 
 def _integers(blocks: Bytes, of: Integers, count: int) -> NDArray[np.int8]:
-    """Return the integers of each block as signed bytes, [n, count]. All of them fit."""
+    """Return the integers of each block as signed bytes, [n, count]. The integers of all formats fit in signed bytes."""
     places, found = np.arange(count), np.full((len(blocks), count), of.add, np.int8)
     for part in of.parts:
-        # a table of indices makes one copy of the bytes; shifts and masks then work on bytes
+        # indexing by an array copies the bytes once; the shift and the mask then compute in bytes, not in wider integers
         bits = blocks[:, part.byte(places)] >> np.broadcast_to(part.shift(places), count).astype(np.uint8) & np.uint8((1 << part.count) - 1)
         found += (bits << np.uint8(part.at)).view(np.int8)
     return found
@@ -188,8 +188,9 @@ def _fifth(first: int) -> Bits:
     return Bits(1, lambda k: first + k // 8, lambda k: k % 8, 4)
 
 
-# Scales and shifts (minima) of eight groups, six bits each. For each of the first four groups, one byte has all six bits. Its upper two
-# bits are those of one of the last four groups, whose low four bits are in bytes 12 to 15.
+# Scales and shifts (minima) of eight groups, six bits each. For each of the first four groups, the lower six bits of one byte are the
+# integer. The other two bits of this byte are the upper two bits of the integer of one of the last four groups, whose lower four bits are
+# in bytes 12 to 15.
 _SCALES = Integers(
     (Bits(4, lambda g: 4 + g + g // 4 * 4, _zero), Bits(2, lambda g: 4 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
 )

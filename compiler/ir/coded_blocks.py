@@ -1,11 +1,11 @@
-"""The block formats of GGUF that NumPy takes apart when a tensor is read: IQ1, IQ2, IQ3 and TQ1_0.
+"""The block formats of GGUF whose blocks NumPy splits into parts when a tensor is read: IQ1, IQ2, IQ3 and TQ1_0.
 
-Their numbers are points of grids (compiler/ir/grids.py) or digits of base 3, which the loop nests of compiler/ops/products/blocks.py do not
-read. A program stores the 256 numbers of a block as codes of 4 bits; each code is the index of a number in a table of
-compiler/ir/numbers.py. A code of a grid consists of the index of a magnitude in its lower three bits, and of a sign in its upper bit (in
-IQ1, the upper bit chooses one of two offsets instead). The grid gives the lower bits of eight codes as a word; the exclusive or of this
-word and of a word with the eight signs, each shifted to the upper bit of its code, gives the codes. A value is its number times the scale
-of its group. A scale is a float of the block, or an odd integer times that float.
+The numbers of these formats are coordinates of grid points (compiler/ir/grids.py) or digits of base 3, which the loop nests of
+compiler/ops/products/blocks.py cannot decode. A program stores the 256 numbers of a block as codes of 4 bits; each code is the index of a
+number in a table of compiler/ir/numbers.py. A code of a grid consists of the index of a magnitude in its lower three bits, and of a sign in
+its upper bit (in IQ1, the upper bit chooses one of two offsets instead). `_codes` makes eight codes at a time, as a word: the grid gives a
+word with their lower bits, and the exclusive or with a word of eight signs sets their upper bits. A value is its number times the scale of
+its group. A scale is a float of the block, or an odd integer times that float.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class CodedBlocks:
-    """A block format. `read` takes blocks [n, num_bytes] apart, and `kind` says which table has the numbers of the codes."""
+    """A block format. `read` splits blocks [n, num_bytes] into their parts, and `kind` names the table with the numbers of the codes."""
 
     name: str
     num_bytes: int
@@ -65,9 +65,9 @@ class CodedBlocks:
         return DType.F32 if self.has_units else DType.F16
 
     def parts(self, blocks: Bytes) -> tuple[Array, ...]:
-        """Take rows of blocks [..., bytes] apart. Return the codes (two per byte), the scales and, if the scales are integers, their units.
-        The last axis of each part has what all blocks of a row store, in order; the other axes are those of `blocks`. The float of a block
-        is multiplied by `factor`."""
+        """Split rows of blocks [..., bytes] into their parts. Return the codes (two per byte), the scales and, if the scales are integers,
+        their units. The last axis of each part has the elements of all blocks of a row, in order; the other axes are those of `blocks`. The
+        float of a block is multiplied by `factor`."""
         *rows, length = blocks.shape
         each = blocks.reshape(-1, self.num_bytes)
         found = [np.empty((len(each), count), dtype) for count, dtype in self._extents]
@@ -105,7 +105,8 @@ def _grid(name: str) -> Array:
 
 @lru_cache
 def _signs() -> NDArray[np.uint32]:
-    """Return a word for each byte: bit i of the byte is the upper bit of code i, which is its sign."""
+    """Return for each byte a word of eight codes of 4 bits: bit i of the byte is the upper bit of code i, its sign. The other bits are
+    0."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little").astype(np.uint32)
     return (bits << 4 * np.arange(8, dtype=np.uint32) + 3).sum(1, dtype=np.uint32)
 

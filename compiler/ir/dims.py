@@ -7,9 +7,9 @@ A `Dim` is a polynomial over atoms. An atom is a variable, or a node that a poly
 
 Every `Dim` is in a canonical form, which its operators compute. `==` compares these forms; where they differ, `prove.prove_eq` may still
 prove two expressions equal. Canonicalization relies on the declared range and divisibility of variables, so a value that is substituted for
-a variable must satisfy the variable's declaration. It also relies on divisors never being zero: a divisor that is not negative is at least
-1. Substituting `n` does not change the declaration of another variable: a loop variable `j` with `upper = n - 1` keeps that bound, in terms
-of the old `n`.
+a variable must satisfy the variable's declaration. Canonicalization also relies on divisors never being zero: a divisor that is not
+negative is at least 1. Substituting `n` does not change the declaration of another variable: a loop variable `j` with `upper = n - 1` keeps
+that bound, in terms of the old `n`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _serial = count()
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DimVar(_Operators):
-    """A named integer, compared by identity. Its range may be empty; then no expression that contains it is ever evaluated."""
+    """A named integer, compared by identity. The range may be empty; then no expression that contains the variable is ever evaluated."""
 
     name: str
     lower: int = 0
@@ -209,7 +209,7 @@ class Dim(_Operators):
 
     @property
     def key(self) -> Key:
-        """The key by which Dims are sorted. It is computed when first needed, because most Dims are never sorted."""
+        """The key by which Dims are sorted. The key is computed when first needed, because most Dims are never sorted."""
         if self._key is None:
             self._key = tuple([(-len(m), tuple([a.key for a in m]), c) for c, m in self.terms])
         return self._key
@@ -259,7 +259,8 @@ class Dim(_Operators):
             yield from monomial
 
     def vars(self) -> tuple[DimVar, ...]:
-        """Return the variables of the expression, also those inside other atoms, each once. The ranges of variables do not count."""
+        """Return the variables of the expression, also those inside other atoms, each once. Variables that only the declared range of
+        another variable mentions are left out."""
         return () if self.is_const else tuple(dict.fromkeys(self._occurrences()))
 
     def _occurrences(self) -> Iterator[DimVar]:
@@ -413,7 +414,7 @@ def _times(a: Dim, b: Dim) -> Dim:
         factor = a.const
         if factor == 1:
             return b
-        if factor == -1:  # the other sign neither changes the order of terms nor lets division nodes combine
+        if factor == -1:  # negation neither changes the order of terms nor lets division nodes recombine
             return Dim(tuple([(-c, m) for c, m in b.terms]))
         return canonical({m: factor * c for c, m in b.terms})
     return canonical(products(a.terms, b.terms))
@@ -437,7 +438,8 @@ def _divide(a: Dim, b: Dim) -> tuple[Dim, Dim]:
 
 
 def split(p: Dim, atom: Atom) -> tuple[Dim, Dim]:
-    """Return (c, rest) such that p == c * atom + rest and `atom` is no factor in rest. Higher powers of the atom are in c."""
+    """Return (c, rest) such that p == c * atom + rest and `atom` is no factor in rest. From a power of the atom, one factor is taken out,
+    and the others stay in c."""
     inside: list[Term] = []
     rest: list[Term] = []
     for c, m in p.terms:
@@ -446,7 +448,7 @@ def split(p: Dim, atom: Atom) -> tuple[Dim, Dim]:
             inside.append((c, m[:at] + m[at + 1 :]))
         else:
             rest.append((c, m))
-    # Removing terms keeps a form canonical. Removing a factor from terms may not.
+    # Removing terms keeps a form canonical. Removing a factor from terms may not keep it canonical.
     return _constant(inside[0][0]) if len(inside) == 1 and not inside[0][1] else canonical({m: c for c, m in inside}), Dim(tuple(rest))
 
 

@@ -49,8 +49,8 @@ class DType(StrEnum):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The smallest and the largest value of the type. They are infinite for floats other than e4m3, and 0 and 1 for bool, which stand
-        for false and true."""
+        """The smallest and the largest value of the type. Both are infinite for floats other than e4m3. For bool, they are 0 (false) and 1
+        (true)."""
         if self is DType.E4M3:
             return -448.0, 448.0
         if self.is_float:
@@ -61,8 +61,8 @@ class DType(StrEnum):
         return int(ends.min), int(ends.max)
 
     def holds(self, number: float) -> bool:
-        """Return whether a constant of this type may be this number. A float type takes every number, and rounds it. An integer type takes
-        integers in its range, also as floats. The type bool takes only True and False."""
+        """Return whether a constant of this type may be this number. A float type accepts every number, and rounds it. An integer type
+        accepts integers in its range, also if they are Python floats, such as 2.0. The type bool accepts only True and False."""
         if self.is_float or self is DType.BOOL:
             return self.is_float or isinstance(number, bool)
         low, high = self.ends

@@ -2,10 +2,10 @@
 
 The comparison pairs variables as it meets them: a variable on the left belongs to exactly one on the right, with an equal declaration.
 Functions are matched by name. The comparison ignores differences without effect: how sequences of statements are nested; whether adjacent
-plain blocks are merged, and empty ones left out; whether an attribute of an operator that has its default is written; whether a `Copy` or
+plain blocks are merged, and empty ones left out; whether an operator's attribute is written if it equals its default; whether a `Copy` or
 the copied atom is used; whether equal scalars are one shared node; whether a constant of type f32 is written 1 or 1.0; whether an attribute
-is a list or a tuple; the variable of a launch; and the `boundary` of a `MatchCast`, which appears only in messages. Dimensions are equal
-if they are proved equal.
+is a list or a tuple; the variable of a launch; and the `boundary` of a `MatchCast`, which appears only in messages. Dimensions are equal if
+they are proved equal.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def assert_equal(a: Node, b: Node) -> None:
 
 def structural_hash(module: IRModule, *, ranges: bool = True) -> str:
     """Return a hash that ignores the names of variables and the order of functions. Without `ranges`, it also ignores the declared ranges
-    of the symbolic variables of graph functions, apart from ranges in function types."""
+    of the symbolic variables of graph functions, but not the ranges in function types."""
     texts = (canonical_text(name, module.functions[name], ranges=ranges) for name in sorted(module.functions))
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 class _Found(Exception):
-    """Raised at the first difference. Each comparison around it adds its place on the way out."""
+    """Raised at the first difference. While the exception propagates, each enclosing comparison adds its place."""
 
     def __init__(self, left: str, right: str) -> None:
         super().__init__(left, right)
@@ -105,7 +105,7 @@ class _Pairing:
             raise
 
     def _compare(self, a: Any, b: Any) -> None:
-        """Raise `_Found` if the nodes differ, by the rules at the head of this file. Differences that `_plain` removes are gone already."""
+        """Raise `_Found` if the nodes differ, by the rules at the head of this file. `_plain` has already been applied to both nodes."""
         if type(a) is not type(b):
             raise _differ(a, b)
         if isinstance(a, Scalar):
@@ -209,8 +209,8 @@ class _Pairing:
     # --- dimensions ----------------------------------------------------------------------------------------------------
 
     def _pair_bare(self, a: Sequence[Dim], b: Sequence[Dim]) -> None:
-        """Pair dimensions that are single variables first, so that expressions over these variables can be compared. Parameters define
-        variables in any order."""
+        """Pair dimensions that are single variables first, so that expressions over these variables can be compared: a parameter may
+        mention a variable that a later parameter defines."""
         for x, y in zip(a, b, strict=False):
             if x.var is not None and y.var is not None and x.var not in self._partner and y.var not in self._taken:
                 self._variables(x.var, y.var)

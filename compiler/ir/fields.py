@@ -2,10 +2,10 @@
 
 A field of a scalar, a statement or a value of the graph level declares whether it holds other nodes, dimensions, buffers or the variables
 that the node defines. Without a declaration, such a field holds plain data. Most functions that walk or rewrite these nodes
-(graph/visit.py, loops/visit.py) follow the declarations, so they need no code for a new node. The fields of atoms, bindings, blocks, bodies
-and functions have no declarations; the functions that walk them name these fields.
+(graph/visit.py, loops/visit.py) follow the declarations, so they need no code for a new kind of node. The fields of atoms, bindings,
+blocks, bodies and functions have no declarations; the functions that walk them name these fields.
 
-A *scoped* field sees what its node defines (the body of a loop sees the loop's variable). The other fields do not.
+Only a *scoped* field may use what its node defines: the body of a loop may use the loop's variable, but the extent of the loop may not.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Grid:
     members: str  # one bit per possible point, in base 85
 
     def points(self) -> NDArray[np.uint8]:
-        """Return the points [count, size], in their order."""
+        """Return the points [count, size], in the order of their numbers."""
         members = np.frombuffer(base64.b85decode(self.members), np.uint8)
         numbers = np.flatnonzero(np.unpackbits(members, bitorder="little"))
         return (numbers[:, None] // self.levels ** np.arange(self.size) % self.levels).astype(np.uint8)

@@ -28,7 +28,7 @@ class Kind(StrEnum):
     IQ1 = "iq1"
     TERNARY = "ternary"  # codes of GGUF's TQ1_0 and TQ2_0: the number plus 1; panels store a code in 2 bits
     # Codes of bitsandbytes, which stand for floats. A float is split into two integers (see `Split`): the table of NF4 or FP4 has the first
-    # one of each code, and the table of the kind below has the second one.
+    # integer of each code, and the table of NF4_REST or FP4_REST has the second one.
     NF4 = "nf4"
     FP4 = "fp4"
     NF4_REST = "nf4_rest"
@@ -44,11 +44,11 @@ def stored_as(bits: int, kind: Kind) -> DType:
 
 
 def num_per_byte(bits: int) -> int:
-    """Return how many of these numbers an element of `stored_as` holds."""
+    """Return how many numbers of `bits` bits an element of the type `stored_as` holds."""
     return 2 if bits == 4 else 1
 
 
-# The values of 4-bit floats (e2m1), indexed by their bits. They are doubled, which makes them integers.
+# The values of 4-bit floats (e2m1), indexed by their bits. The values are doubled, which makes them integers.
 DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 # The numbers for which the codes of IQ4_NL and IQ4_XS stand.
 UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
@@ -105,7 +105,7 @@ TABLES: Mapping[Kind, NDArray[np.int8]] = {
     Kind.IQ3_XXS: _with_signs(4, 12, 20, 28, 36, 44, 52, 62),
     Kind.IQ2: _with_signs(8, 25, 43),
     Kind.TERNARY: np.array([-1, 0, 1, 2, *[0] * 12], np.int8),
-    # Codes of IQ1 stand for 8 * n + 1, where n is -1, 0 or 1, or for 8 * n - 1 if their upper bit is set.
+    # Codes of IQ1 stand for 8 * n + 1, where n is -1, 0 or 1, or for 8 * n - 1 if the upper bit of the code is set.
     Kind.IQ1: np.array([-7, 1, 9, *[0] * 5, -9, -1, 7, *[0] * 5], np.int8),
     **{table: numbers for kind, split in SPLIT.items() for table, numbers in zip((kind, split.rest), split.integers(kind), strict=True)},
 }

@@ -1,6 +1,6 @@
-"""Operators of the graph level, and the tables of named things. An operator is declared by its name, its attributes, a rule that deduces
-the annotation of its result, the relations of sizes that must hold, and whether it is pure. Its implementations (a NumPy function and, for
-most operators, a loop nest) are in the tables of compiler/ops/tables.py."""
+"""Operators of the graph level, and `Registry`, a table of named things. An operator is declared by its name, its attributes, a rule that
+deduces the annotation of its result, the relations of sizes that must hold, and whether it is pure. Its implementations (a NumPy function
+and, for most operators, a loop nest) are in the tables of compiler/ops/tables.py."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ V = TypeVar("V")
 
 
 class Registry(Generic[V]):
-    """A table of named things that other modules extend. `noun` names one of the things in messages. For an unknown name, indexing raises
-    UnknownName, which lists the known names, and `get` returns None. Adding a name twice raises ValueError."""
+    """A table of named things that other modules extend. `noun` is the word for such a thing in messages. For an unknown name, indexing
+    raises UnknownName, which lists the known names, and `get` returns None. Adding a name twice raises ValueError."""
 
     def __init__(self, noun: str) -> None:
         self._noun = noun
@@ -69,7 +69,8 @@ class Registry(Generic[V]):
 
 
 class UnknownName(KeyError):
-    """Raised if a registry has no entry with a name. Its text is the message itself; KeyError would put the message in quotes."""
+    """Raised if a registry has no entry with a name. The text of the error is the message itself; KeyError would put the message in
+    quotes."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -1,10 +1,10 @@
 """Proofs about dimensions: bounds, order, equality, divisibility.
 
 Bounds, order and equality rest on `_lower_bound(p)`: a number that p never falls below, for all values that the declarations of the
-variables allow. `prove_ne` also compares remainders, and `prove_divisible` looks whether the canonical remainder is 0.
+variables allow. `prove_ne` also compares remainders, and `prove_divisible` checks whether the canonical remainder is 0.
 
-`_lower_bound` eliminates one atom at a time, the newest first, except some mins and maxes (`_next_atom`). With p = c * atom + rest and
-c >= 0, a lower bound of the atom in terms of older atoms gives a lower bound of p. For example, with i <= n - 1 and j <= m - 1, the
+`_lower_bound` eliminates one atom at a time: first some mins and maxes (`_next_atom`), then the newest atom. With p = c * atom + rest
+and c >= 0, a lower bound of the atom in terms of older atoms gives a lower bound of p. For example, with i <= n - 1 and j <= m - 1, the
 inequality i*m + j <= n*m - 1 means n*m - 1 - i*m - j >= 0. Eliminating j leaves n*m - 1 - i*m - (m - 1); eliminating i leaves
 n*m - (n - 1)*m - m = 0.
 
@@ -32,14 +32,14 @@ Bound = tuple[Dim, Dim]  # (scale, value): a lower bound says scale * atom >= va
 
 
 def bounds(d: DimLike) -> tuple[int | None, int | None]:
-    """Return a lower and an upper bound of the values, both inclusive. None stands for a bound that is not found. The interval may be wider
-    than necessary."""
+    """Return a lower and an upper bound of the values of a dimension, both inclusive. None stands for a bound that is not found. The
+    interval may be wider than necessary."""
     low, high = _interval(Dim.of(d))
     return (None if isinstance(low, float) else low, None if isinstance(high, float) else high)
 
 
 def prove_le(a: DimLike, b: DimLike) -> bool:
-    """Return whether a <= b is proved, like the functions below for <, ==, != and divisibility."""
+    """Return whether a <= b is proved. The functions below do the same for <, ==, != and divisibility."""
     return _nonnegative(Dim.of(b) - a)
 
 
@@ -125,7 +125,7 @@ def _atom_interval(atom: Atom) -> tuple[Extended, Extended]:
 
 
 def _quotient_interval(x: tuple[Extended, Extended], d: tuple[Extended, Extended]) -> tuple[Extended, Extended]:
-    """Return an interval of x // d for intervals of x and d. If d may be negative, nothing is known."""
+    """Return an interval of x // d for intervals of x and d. If d may be negative, the interval is unbounded."""
     if d[0] < 0:
         return -INF, INF
     least, greatest = max(d[0], 1), max(d[1], 1)  # no divisor is zero
@@ -142,7 +142,7 @@ def _floor(x: Extended, d: Extended) -> Extended:
 
 
 def _remainder_interval(x: tuple[Extended, Extended], d: tuple[Extended, Extended]) -> tuple[Extended, Extended]:
-    """Return an interval of x % d for intervals of x and d. If d may be negative, nothing is known."""
+    """Return an interval of x % d for intervals of x and d. If d may be negative, the interval is unbounded."""
     if d[0] < 0:
         return -INF, INF
     return 0, min(d[1] - 1, x[1]) if x[0] >= 0 else d[1] - 1
@@ -179,7 +179,7 @@ def _next_atom(p: Dim) -> Atom:
 
 
 def _independent(p: Dim) -> bool:
-    """Whether each term is a constant, or a multiple of a variable of its own, with a constant range. The terms' interval is then exact."""
+    """Whether each term is a constant, or a multiple of one variable that has a constant range. Then `_term_interval` is exact."""
     return all(len(m) == 0 or (len(m) == 1 and isinstance(m[0], DimVar) and not isinstance(m[0].upper, Dim)) for _, m in p.terms)
 
 
@@ -204,8 +204,8 @@ def _eliminate(p: Dim, atom: Atom, budget: int) -> Extended:
     if low < 0 < high:
         low, high = _lower_bound(c, budget // 4), -_lower_bound(-c, budget // 4)
     if isinstance(atom, Min | Max):
-        # The atom equals one of its operands, so the least bound over all operands is a bound of p. For -min and +max, every operand gives
-        # a bound of p, so take the best.
+        # The atom equals one of its operands, so the least bound over all operands is a bound of p. If c <= 0 for a min, or c >= 0 for a
+        # max, every operand gives a bound of p, so take the best one.
         cases = [(Dim.of(1), o) for o in atom.operands]
         any_will_do = high <= 0 if isinstance(atom, Min) else low >= 0
         found = _replaced(c, rest, cases, budget - 1)

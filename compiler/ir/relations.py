@@ -35,7 +35,7 @@ def equal(given: DimLike, wanted: DimLike, what: str) -> Relation:
 
 
 def at_most(given: DimLike, most: DimLike, what: str, of: str) -> Relation:
-    """Return the relation `given` <= `most`. In its message, `what` names `given`, and `of` names `most`."""
+    """Return the relation `given` <= `most`. In the message of the relation, `what` names `given`, and `of` names `most`."""
     return Relation(Dim.of(given), dim_min(given, most), f"{what} is {given}, expected at most {most}, {of}")
 
 

@@ -1,7 +1,7 @@
 """Simplification of `//`, `%`, `min` and `max` of dimensions.
 
 Quotient and remainder are found together, so `q * d + r` equals the numerator whichever rule applied. Each rule is an identity of floor
-division, whose condition is proved from what the variables declare.
+division, whose condition is proved from the declarations of the variables.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _whole_multiples(x: Dim, d: Dim) -> Division | None:
 
 
 def _whole_constant(x: Dim, d: int) -> Division:
-    """Return (whole, rest) such that x = whole * d + rest, where `rest` has what d is not known to divide."""
+    """Return (whole, rest) such that x = whole * d + rest, where d is not known to divide any term of `rest`."""
     whole, rest = ZERO, ZERO
     for c, m in x.terms:
         if c * math.prod(a.factor for a in m) % d == 0:
@@ -172,7 +172,7 @@ def _not_multiple(x: Dim, f: Term) -> Dim:
         rest = _without(m, f_m)
         if not m and not f_m:
             low[m] = c % f_c
-        # f_c must divide c times the atoms that are left once those of f are taken out
+        # f divides the term if f_c divides c times the known factors of the atoms that are not in f
         elif rest is None or c * math.prod(a.factor for a in rest) % f_c:
             low[m] = c
     return canonical(low)
@@ -291,7 +291,8 @@ def _product(*factors: Dim) -> dict[Monomial, int]:
 
 
 def _contains(sums: dict[Monomial, int], part: dict[Monomial, int], apart_from: Monomial) -> bool:
-    """Return whether the sum has all terms of `part`, with the same coefficients, and none of them is the term with `apart_from`."""
+    """Return whether the sum has all terms of `part`, with the same coefficients, and none of them is the term with the monomial
+    `apart_from`."""
     return bool(part) and apart_from not in part and all(sums.get(m) == c for m, c in part.items())
 
 

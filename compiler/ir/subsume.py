@@ -41,7 +41,7 @@ PASS = Verdict(Level.PASS)
 
 def subsumes(wanted: Type, given: Type) -> Verdict:
     """Return whether values annotated `given` can be used where `wanted` is required, as one of the four levels, with the reason. If
-    several things differ, the verdict is the worst one."""
+    several parts of the annotations differ, return the worst verdict."""
     match wanted, given:
         case ObjectType(), _:
             return PASS
@@ -76,8 +76,8 @@ def worst(*verdicts: Verdict) -> Verdict:
 
 
 def join(a: Type, b: Type) -> Type:
-    """Return an annotation that holds for the values of `a` and the values of `b`. It states what both annotations state: the kind, the
-    element type, the rank, and the shape or the value if all its dimensions are proved equal. Unless one of two signatures is proved to
+    """Return an annotation that holds for the values of `a` and the values of `b`. The result states what both annotations state: the kind,
+    the element type, the rank, and the shape or the value if all its dimensions are proved equal. Unless one of two signatures is proved to
     fit the other, the parameters of their join are unknown."""
     match a, b:
         case TensorType(), TensorType():
@@ -107,8 +107,8 @@ def join(a: Type, b: Type) -> Type:
 
 def unify(params: tuple[Type, ...], args: tuple[Type, ...]) -> dict[DimVar, Dim]:
     """Bind the variables of a signature to dimensions of the arguments. The first dimension of a parameter that is a single variable binds
-    the variable. Other expressions bind nothing, since a later parameter may define their variables. An argument of another kind, or whose
-    dimensions are not known, binds nothing. There must be as many arguments as parameters."""
+    the variable. Other expressions bind nothing, since a later parameter may define their variables. An argument whose kind differs from
+    that of its parameter, or whose dimensions are not known, binds nothing. There must be as many arguments as parameters."""
     found: dict[DimVar, Dim] = {}
     for param, arg in zip(params, args, strict=True):
         _unify(param, arg, found)
@@ -140,7 +140,7 @@ def _unify_dims(wanted: tuple[Dim, ...] | None, given: tuple[Dim, ...] | None, f
 
 
 def _functions(wanted: FuncType, given: FuncType) -> Verdict:
-    """Compare two signatures. Each has its own variables, so the parameters of `wanted` bind the variables of `given`."""
+    """Compare two signatures. Each signature has its own variables, so the parameters of `wanted` bind the variables of `given`."""
     if wanted.pure and not given.pure:
         return Verdict(Level.DISJOINT, "an impure function where a pure one is wanted")
     if wanted.params is None:
@@ -153,9 +153,9 @@ def _functions(wanted: FuncType, given: FuncType) -> Verdict:
     found = unify(given.params, wanted.params)
     verdicts = [subsumes(wanted.result, substitute(given.result, found)).at("result: "), *_ranges(found)]
     for i, (w, g) in enumerate(zip(wanted.params, given.params, strict=True)):
-        # Compare in the opposite direction: `given` must take every argument that `wanted` takes.
+        # Compare in the opposite direction: `given` must accept every argument that `wanted` accepts.
         verdict = subsumes(substitute(g, found), w).at(f"parameter {i}: ")
-        # A coarse parameter is checked when the function is entered, so it is no worse than an unproved dimension.
+        # The function checks its arguments when it is entered, so a COARSE parameter counts as SYMBOLIC, like an unproved dimension.
         verdicts.append(Verdict(Level.SYMBOLIC, verdict.reason) if verdict.level is Level.COARSE else verdict)
     return worst(*verdicts)
 

@@ -1,8 +1,8 @@
 """Descriptors of intrinsic tiles: small operations that code generation emits as machine instructions, each with a meaning in NumPy.
 
 An intrinsic is a frozen dataclass derived from `TileOp` and declared with `@tile_op`. Its fields are the compile-time parameters of one
-use. The printer, the parser, the verifier and the interpreter know no intrinsic by name: they handle each through `TileOp`. The intrinsics
-are in compiler/machine/intrinsics.
+use. The printer, the parser, the verifier and the interpreter have no code for single intrinsics: they handle every intrinsic through
+`TileOp`. The intrinsics are in compiler/machine/intrinsics.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Operand:
     """An operand of a tile: the place in a buffer from which the tile reads or to which it writes."""
 
     name: str
-    dtype: DType | None  # element type of the buffer; None accepts any
+    dtype: DType | None  # element type of the buffer; None: any type
     written: bool = False
 
 
@@ -41,7 +41,7 @@ class TileOp:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """The names of the integers that the tile takes at run time."""
+        """The names of the integers that are passed to the tile at run time."""
         return ()
 
     def problems(self) -> Iterator[str]:

@@ -7,10 +7,10 @@
       TupleType     a fixed number of values
       FuncType      a function
 
-An argument is checked against the annotation of its parameter at run time. The annotation of another value may say more than deduction
-proves; the pass `check_facts` then adds a run-time check (the annotation of an If must be proved). `None` stands for "not known". An
-operator that becomes a loop nest needs the extents of its operands; if deduction does not find them, a match_cast in the program can state
-them.
+An argument is checked against the annotation of its parameter at run time. The annotation of any other value may state more than deduction
+proves; the pass `check_facts` then adds a run-time check. An If is an exception: its annotation must be proved. `None` stands for "not
+known". An operator that becomes a loop nest needs the extents of its operands; if deduction does not find them, a match_cast in the program
+can state them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Broadcasting by NumPy's rule, for extents that may be symbolic.
 
-An extent of 1 is broadcast even if it is known to be 1 only at run time. If one of two extents is proved not to be 1, it is the extent of
-the result. The other extent must then be 1 or equal to it; a run-time check verifies this unless it is proved. If both extents may be 1,
-the extent of the result is an expression that is right for every pair that the check accepts.
+An extent of 1 is broadcast even if it is known to be 1 only at run time. If one of two extents is proved not to be 1, the result has this
+extent. The other extent must then be 1 or the same; a run-time check verifies that, unless it is proved. If both extents may be 1, the
+extent of the result is an expression that is right for every pair that the check accepts.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _largest_but_zero(dims: frozenset[Dim]) -> Dim:
 
 
 def _stretched(dim: Dim) -> frozenset[Dim]:
-    """Return the extents from which `_largest_but_zero` made `dim`, or `dim` alone if that function did not make it. Without this, chains
-    of operators would nest ever deeper expressions of the same extents."""
+    """Return the extents from which `_largest_but_zero` made `dim`, or `dim` alone if that function did not make it. Without this function,
+    chains of operators would nest ever deeper expressions of the same extents."""
     for atom in dim.atoms():
         if isinstance(atom, Max) and _largest_but_zero(found := frozenset(atom.operands)) == dim:
             return found
@@ -75,8 +75,9 @@ def agree_stretched(given: Shape, wanted: Shape) -> None:
 
 
 def broadcast_tensors(args: Sequence[Type], dtype: DType | None) -> TensorType:
-    """Return the annotation of an elementwise result whose element type is `dtype`. It has no shape if the shape of a tensor is unknown.
-    Raise AnnotationError if an operand is neither a tensor nor a scalar, if no operand is a tensor, or if the shapes do not broadcast."""
+    """Return the annotation of an elementwise result whose element type is `dtype`. The annotation has no shape if the shape of a tensor is
+    unknown. Raise AnnotationError if an operand is neither a tensor nor a scalar, if no operand is a tensor, or if the shapes do not
+    broadcast."""
     tensors: list[TensorType] = []
     for arg in args:
         match arg:
@@ -129,7 +130,7 @@ def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape 
 
 
 def _rounded(literal: Const) -> float | int | bool:
-    """Return the number that a literal has in its type. Literals of floats keep more digits."""
+    """Return the number that a literal has in its type. A literal float is stored with more digits than its type has."""
     if not literal.dtype.is_float:
         return literal.value
     with np.errstate(over="ignore"):

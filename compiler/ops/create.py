@@ -94,7 +94,7 @@ SHAPE_OF = define("shape_of", "x", _shape_of_type, lambda x: x.shape, None)
 
 
 def _to_shape_type(args: tuple[Type, ...], _: Attrs) -> Type:
-    """Deduce a shape of unknown extents, since the extents are data. A match_cast of the result names them."""
+    """Deduce a shape of unknown extents, since the extents are data. A match_cast of the result names the extents."""
     x = tensor_operand(args, 0, "x", ndim=1)
     if x.dtype not in (None, DType.I64):
         raise AnnotationError(f"x holds {x.dtype}, expected i64; cast first")
@@ -190,7 +190,7 @@ def _tril_nest(operands: Operands) -> Nest:
     kernel = Kernel()
     out, x = kernel.arrays(output(operands), operands.buffer(0))
     rows, columns = x.shape[-2:]
-    k = dim_max(dim_min(dim_attr(operands.attrs, "k"), columns), -rows)  # i + k would overflow for the largest integers
+    k = dim_max(dim_min(dim_attr(operands.attrs, "k"), columns), -rows)  # clamped, because i + k would overflow for the largest integers
     with kernel.nest(out.shape) as (*batch, i, j):
         out[*batch, i, j] = select(less_equal(j, i + k), x[*batch, i, j], 0)
     return Nest((out.buffer,), kernel.body())

@@ -1,5 +1,5 @@
-"""Operators whose result size depends on data. They are host routines. The annotation of their result has no extents; a match_cast of the
-result names them."""
+"""Operators whose result size depends on data. These operators are host routines. The annotation of a result has no extents; a match_cast
+of the result names the extents."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _common_dtype(args: Sequence[Type]) -> DType | None:
 
 def _takes(dtype: DType, scalar: ScalarType) -> bool:
     """Whether a scalar may be converted to an element type: a bool only to bool, a float only to floats, and an integer of known value to
-    integers only if the type holds it."""
+    an integer type only if its value is in the range of the type."""
     if scalar.dtype is DType.BOOL or dtype is DType.BOOL:
         return scalar.dtype is dtype
     if dtype.is_float:

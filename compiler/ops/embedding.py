@@ -1,7 +1,7 @@
 """Embedding look-up, and rotary position embedding.
 
 Scalings of rotary embeddings, such as YaRN, need no operators of their own: the operand `inv_freq` of `rope_angles` has one inverse
-frequency per pair of elements, and its attribute `scale` multiplies sines and cosines.
+frequency per pair of elements, and the attribute `scale` of this operator multiplies sines and cosines.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ SCATTER = define(
     indices={"indices": skipped(ALONG)},
 )
 
-# Like scatter, but writes to the memory of x. If x is read later, `protect_operands` copies it first.
+# Like scatter, but writes to the memory of x. If x is read later, the pass `protect_operands` copies x first.
 SCATTER_INPLACE = define(
     "scatter_inplace",
     "x, indices, updates",

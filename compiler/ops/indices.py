@@ -2,18 +2,18 @@
 
     checked   an error names the operand, the value and the bound; for scalars, whose values the host knows
     clamped   the nearest index of the range replaces it; if the range is empty and there are indices, an error says so
-    zeroed    zeros are read: index 0 replaces it, and page 0 of states stands for zeros
-    skipped   nothing is written at it
-    starts    for a list of first indices: its first entry becomes 0, its last the bound; the others are clamped to 0 .. bound, and an entry
-              below an earlier one is raised to it
-    capped    for some columns of a table of settings: the last index replaces a larger one, and a negative one means "none"
+    zeroed    zeros are read: index 0 replaces the bad index, and page 0 of states stands for zeros
+    skipped   nothing is written at the bad index
+    starts    for a list of first indices: the first entry becomes 0, and the last one the bound; other entries are clamped to 0 .. bound,
+              and an entry that is smaller than an earlier entry becomes equal to that entry
+    capped    for some columns of a table of settings: the last index replaces a larger one, and a negative index means "none"
     owners    for the index of the part to which each element belongs: it is computed from the list of starts, so the operand is not read;
               if there are elements and no parts, an error says so
 
-No index is trusted. `define` takes the treatment of each index operand, the interpreter applies it to the operands, and a program applies
-it in one of two places. The legalization checks scalars, and makes a safe copy of the operands that are treated `ahead`; equal copies are
-shared, so a step makes one copy for all its layers, and the schedules of the operator need no checks. For other operands, the operator's
-own loops bind a safe index, through `clamped_index` and `inside` of index.py.
+No index is trusted. `define` records how each index operand is treated. The interpreter treats the operands in this way; a compiled program
+does so in one of two places. The legalization checks scalars, and makes a safe copy of the operands that are treated `ahead`; equal copies
+are shared, so a step makes one copy for all its layers, and the schedules of the operator need no checks. For other operands, the
+operator's own loops bind a safe index, through `clamped_index` and `inside` of index.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BadIndex(CompileError, IndexError):
 
 
 class Treatment(StrEnum):
-    """The treatment of an element outside the range. The head of this file explains each."""
+    """The treatment of an element outside the range. The head of this file explains the members."""
 
     CHECKED = "checked"
     CLAMPED = "clamped"
@@ -82,8 +82,8 @@ class Index:
     ahead: bool = False
 
     def bound_of(self, shapes: Shapes, attrs: Mapping[str, Any]) -> Any:
-        """Return the bound for operands of these shapes: a number, None if the extent is unknown, or for `CAPPED` one of these per
-        column."""
+        """Return the bound for operands of these shapes: a number, None if the extent is unknown, or, for `CAPPED`, a mapping from columns
+        to such bounds."""
         return _value_of(self.bound, shapes, attrs)
 
 
@@ -132,7 +132,8 @@ def owners(starts: str) -> Index:
 
 
 def safe_dtype(treatment: Treatment, dtype: DType) -> DType:
-    """Return the element type of the safe copy. It is at least i32 for starts and owners, which may be larger than every given element."""
+    """Return the element type of the safe copy. The type is at least i32 for starts and owners, because an element of their safe copy may
+    be larger than every given element."""
     widens = treatment in (Treatment.STARTS, Treatment.OWNERS) and dtype not in (I32, I64)
     return I32 if widens else dtype
 
@@ -158,7 +159,7 @@ def with_safe_indices(op: str, names: Sequence[str], indices: Indices, compute: 
 
 def _safe(place: str, declared: Index, given: Mapping[str, Any], name: str, bound: Any) -> Any:
     """Return operand `name` with its indices treated as `declared` says. Raise BadIndex, which names `place`, if a scalar is outside its
-    range, or if there are clamped indices or owners and nothing that they can number. `given` has all operands by name."""
+    range, or if there are clamped indices or owners, but no index is in range. `given` has all operands by name."""
     value = given[name]
     if declared.treatment is Treatment.CHECKED:
         if not 0 <= value < bound:

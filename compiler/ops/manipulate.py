@@ -217,8 +217,8 @@ def _slice_numpy(x: Any, axis: int, begin: int, end: int | None, stride: int) ->
     return np.ascontiguousarray(x[(*[slice(None)] * (axis % x.ndim), place)])
 
 
-# Slice one axis from `begin` to `end` (None: the end of the axis). Both may be symbolic, and are clamped into the axis; a negative number
-# raises AnnotationError. Every `stride`-th element is taken.
+# Slice one axis from `begin` to `end` (None: the end of the axis). Both `begin` and `end` may be symbolic, and are clamped into the axis; a
+# negative constant raises AnnotationError. The result has every `stride`-th element.
 SLICE = define("slice", "x", _slice_type, _slice_numpy, _slice_nest, {"axis": REQUIRED, "begin": 0, "end": None, "stride": 1})
 
 
@@ -291,8 +291,8 @@ def concat_nest(operands: Operands) -> Nest:
 
 
 def part_at(index: Dim, parts: Sequence[tuple[Dim, Scalar]], end: Dim) -> Scalar:
-    """Return the element at `index` of concatenated parts, or 0 if the index is outside them. Each part is given as the index at which it
-    begins, and its element at `index`. `end` is the index after the last part."""
+    """Return the element at `index` of concatenated parts, or 0 if the index is outside them. `parts` has a pair for each part: the index
+    at which the part begins, and its element at `index`. `end` is the index after the last part."""
     value: Scalar = const(0, dtype_of(parts[0][1]))
     for begin, part in reversed(parts):
         value, end = guard(begin, index, end, part, value), begin

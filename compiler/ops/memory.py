@@ -16,8 +16,8 @@ from compiler.ops.tables import VIEWS
 
 def shared_with(value: Value) -> tuple[Atom, ...]:
     """Return the operands, or the results of an If's branches, whose memory `value` may share. Return no atoms if `value` has its own
-    memory. The result of an in-place call of a loop nest counts as new memory, since nothing may read the old value afterwards
-    (`protect_operands`)."""
+    memory. The result of an in-place call of a loop nest counts as new memory, since the pass `protect_operands` ensures that nothing reads
+    the old value afterwards."""
     match value:
         case If(then=then, orelse=orelse):
             return then.result, orelse.result
@@ -36,13 +36,13 @@ class Place(NamedTuple):
     path: tuple[int, ...]  # indices of nested fields, if the variable is a tuple
 
 
-# a tuple whose fields are distinguished has an entry per field; any other value has a set of places
+# a tuple whose fields are tracked separately has an entry per field; any other value has a set of places
 _Held: TypeAlias = "frozenset[Place] | tuple[_Held, ...]"
 
 
 class Owners:
     """Maps each variable to the places whose memory it may share: those of the values from which it was made, or else its own. The fields
-    of a tuple have separate places. Constants and numbers have none."""
+    of a tuple have separate places. Constants and numbers have no places."""
 
     def __init__(self, body: Body, shared: Callable[[Value], tuple[Atom, ...]] = shared_with) -> None:
         self._shared = shared
@@ -87,7 +87,7 @@ def _own(var: Var, type_: Type, path: tuple[int, ...] = ()) -> _Held:
 
 
 def _either(a: _Held, b: _Held) -> _Held:
-    """Return what a value holds that is one of two values: field by field if both are tuples of the same length."""
+    """Return the places of a value that is one of two values: field by field if both values are tuples of the same length."""
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(map(_either, a, b))
     return _all([a, b])

@@ -45,7 +45,8 @@ def _sum(x: Array, row: Sequence[Dim], term: Callable[[Scalar], Scalar] = lambda
 
 
 def _weighted(operands: Operands) -> tuple[tuple[int, Type], ...]:
-    """Return the run-time checks of the operands after x. Each must be as long as a row of x, and gets a check if that is not proved."""
+    """Return the run-time checks of the operands after x. Each of these operands must be as long as a row of x; unless this is proved, the
+    operand gets a check."""
     return unproved(operands, {i: operands.buffer(0).shape[-1:] for i in range(1, len(operands.places))})
 
 

@@ -68,8 +68,8 @@ def unproved(operands: Operands, wanted: Mapping[int, Sequence[Dim]]) -> tuple[t
 
 
 def same_dtype(types: Sequence[TensorType]) -> DType | None:
-    """Return the element type that the tensors share, or None if none of them has a known one. Raise AnnotationError if two known element
-    types differ."""
+    """Return the element type that the tensors share, or None if no tensor has a known element type. Raise AnnotationError if two known
+    element types differ."""
     dtypes = dict.fromkeys(t.dtype for t in types if t.dtype is not None)
     if len(dtypes) > 1:
         raise AnnotationError(f"operands have element types {', '.join(dtypes)}; cast them to one type")

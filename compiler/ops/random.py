@@ -75,5 +75,5 @@ def _uniform_numpy(shape: tuple[int, ...], seed: Any) -> Any:
     return ((words[0] >> 8).astype(np.float32) * np.float32(2.0**-24)).reshape(shape)
 
 
-# Returns f32 in [0, 1) with 24 random bits each.
+# Returns numbers of type f32 in [0, 1), each with 24 random bits.
 UNIFORM = define("uniform", "shape, seed", _uniform_type, _uniform_numpy, _uniform_nest)

@@ -1,8 +1,8 @@
 """Operators that read the memory of several ranks, which are devices that run the same program together, each on weights of its own.
 
 Operand i of `all_gather`, and table i of `rank_embedding`, is read from the memory of rank i. A program for ranks passes one of its own
-values as every operand. No rank reads before all have computed what is read, and none overwrites it before all have read it
-(`Kernel.ranks` of `runtime/executable.py`). On a CPU, and in the interpreter, every operand is this device's own.
+values as every operand. No rank reads an operand before all ranks have computed it, and no rank overwrites an operand before all ranks have
+read it (`Kernel.ranks` of `runtime/executable.py`). On a CPU, and in the interpreter, every operand is in the memory of this device.
 
 Nothing is summed over ranks. So every element is computed by one rank in the order in which a single device computes it, and has the same
 bits.
@@ -42,7 +42,7 @@ def _gather_nest(operands: Operands) -> Nest:
     return Nest(nest.outputs, nest.body, checks=nest.checks, attrs=_attrs([*range(len(operands.places))]))
 
 
-# Concatenate the values that ranks have.
+# Concatenate the values of all ranks along an axis.
 ALL_GATHER = define("all_gather", "*xs", concat_type, lambda *xs, axis: np.concatenate(xs, axis), _gather_nest, {"axis": REQUIRED})
 
 
@@ -85,7 +85,7 @@ def _embedding_numpy(ids: Any, *tables: Any, size: int) -> Any:
     return np.concatenate(tables)[ids]
 
 
-# Look up rows of a table of `size` rows, of which each rank has the same number, in order.
+# Look up rows of a table of `size` rows. Each rank has the same number of consecutive rows, in the order of the ranks.
 RANK_EMBEDDING = define(
     "rank_embedding",
     "ids, *tables",

@@ -57,7 +57,7 @@ def _top_relations(args: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation]:
 
 
 def order(value: Scalar) -> Scalar:
-    """Return an integer that orders numbers of type f32, as an i64. It fits 32 bits, and is larger than -2^31. NaN counts as minus
+    """Return an integer that orders numbers of type f32, as an i64. The integer fits 32 bits, and is larger than -2^31. NaN counts as minus
     infinity, and both zeros are equal."""
     bits = cast(bits_of(select(equal(value, value), value, -np.inf) + 0.0), I64)  # + 0.0 replaces -0.0 by 0.0
     return select(bits < 0, bits * -1 - (1 << 31), bits)

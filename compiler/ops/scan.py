@@ -5,6 +5,7 @@ correction.
     u = beta * (v - (decay * S)^T k)          with beta: the gated delta rule
     u = v                                     without beta: Mamba-2
 
+S is the state of a head, a matrix [key_size, size]; q, k and v are the query, the key and the value of a token.
 The operator reads the state of each sequence from its page, computes the sequence's tokens in order, and writes the state after token
 `saved[m]` to page `pages[m]`, unless that page does not exist; see `compiler/ops/states.py` for the pages. Every token is computed by the
 same operations wherever a step begins. So with pages of f32, which round nothing, the results of a sequence do not depend, to the bit, on
@@ -43,7 +44,7 @@ from compiler.ops.tables import Nest, Operands, UnknownShape, define
 
 F32, I64 = DType.F32, DType.I64
 MOST_COLUMNS, LANES = 32, 16  # maximum number of columns per block; elements per vector
-AHEAD = 2  # tokens by which prefetches run ahead
+AHEAD = 2  # number of tokens between the computed token and the one whose data is prefetched
 
 
 def block_width(size: int) -> int:
@@ -170,7 +171,7 @@ def _nest(operands: Operands) -> Nest:
 
 @dataclass
 class _Scan:
-    """Writes the loops of a scan. Its fields are the operands and results, by their names in the formulas above."""
+    """Writes the loops of a scan. The fields are the operands and results, with the names that the head of this file uses."""
 
     kernel: Kernel
     out: Array
@@ -194,7 +195,8 @@ class _Scan:
 
     @property
     def parts(self) -> int:
-        """Return the number of partial sums of a sum over the rows. An addition need not wait for the previous one if there are two."""
+        """Return the number of partial sums of a sum over the rows. With two partial sums, an addition need not wait for the previous
+        addition."""
         return gcd(self.rows, 2)
 
     @property
@@ -238,8 +240,8 @@ class _Scan:
             self.states[layer, page, block + r * self.width + c] = cast(state[r, c], self.states.dtype)
 
     def _begin(self, state: Array, layer: Dim, source: Dim, block: Dim) -> None:
-        """Read this block of the state from page `source`, or fill it with zeros if that is 0. While reading, prefetch the block after it,
-        which the thread probably computes next."""
+        """Read this block of the state from page `source`, or fill the block with zeros if `source` is 0. While reading, prefetch the
+        following block, which the thread probably computes next."""
         kernel, lanes = self.kernel, self.lanes
         with kernel.when(not_equal(index(source), 0)), kernel.serial("r", self.rows) as r:
             row = block + r * self.width
@@ -287,8 +289,8 @@ class _Scan:
                 self.out[t, h, begin + c] = cast(_over(sums, c), self.out.dtype)
 
     def _prefetch(self, t: Dim, h: Dim, first: Dim) -> None:
-        """Prefetch what a later token reads and writes in head `h`, of values from column `first` on. The rows of a head are too far apart
-        for the hardware to prefetch them."""
+        """Prefetch the data of a later token `t`: its query, key and gates in head `h`, and its value and output from column `first` on.
+        The rows of a head are too far apart for the hardware to prefetch them."""
         for x in (self.k, self.q):
             self._fetch(x[t, self._head(h), 0], self.rows)
         for x in (self.v, self.out):
@@ -298,7 +300,7 @@ class _Scan:
                 self._fetch(gate[t, h], 1)
 
     def _fetch(self, place: Load, length: int, *, ahead: int = 0, far: bool = False) -> None:
-        """Prefetch this number of elements, which begin `ahead` elements after the place."""
+        """Prefetch `length` elements, which begin `ahead` elements after the place."""
         size = place.buffer.dtype.num_bytes
         self.kernel.tile(Prefetch(far, ahead * size, -(-length * size // LINE_BYTES)), place)
 

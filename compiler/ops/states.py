@@ -9,7 +9,7 @@ zeros.
     starts [s + 1]   the first token of each sequence; the last entry is the number of tokens
     seq_ids [t]      the sequence of each token
 
-Operators that read or write states take the layer as an operand, so that all layers share one kernel.
+The layer is an operand of the operators that read or write states, so that all layers share one kernel.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def _rows_type(args: tuple[Type, ...], before: int) -> tuple[TensorType, TensorT
 
 
 def _input(x: Array, before: Array, token: Dim, sequence: Dim, start: Dim, j: Dim) -> Scalar:
-    """Return element `j` of the input at `token`. A token before the `start` of its sequence is read from `before`, and is 0 if `before`
-    does not reach back to it."""
+    """Return element `j` of the input at `token`. The input of a token before the `start` of its sequence is read from `before`, or is 0 if
+    `before` does not reach back to this token."""
     rows = before.shape[1]
     row = rows + token - start
     return guard(start, token, x.shape[0], cast(x[token, j], F32), guard(0, row, rows, cast(before[sequence, row, j], F32), 0.0))

@@ -2,7 +2,7 @@
 
     OPS         name, attributes, deduction of the annotation       (in `compiler/ir/op.py`)
     INTERPRET   what the operator computes, in NumPy
-    LEGALIZE    the loop nest that computes it
+    LEGALIZE    how a call is executed: by a loop nest, by a host routine, or as a view of the first operand
     INDICES     the operands whose elements are indices, and what happens to an index outside its range
     OPERANDS    the names of the operands
     VIEWS       the operators whose result is the memory of their first operand under another shape
@@ -26,7 +26,7 @@ from compiler.ir.op import OPS, Deduce, OpDef, Registry, Relations, no_relations
 from compiler.ir.types import Type
 from compiler.ops.indices import Indices, with_safe_indices
 
-# A tensor is a NumPy array, a shape is a tuple of ints, a scalar is a number, and a tuple is a tuple of these.
+# A tensor is a NumPy array, a shape is a tuple of ints, a scalar is a number, and a tuple is a tuple of such values.
 Interpret = Callable[..., Any]  # (*values, **attributes) -> value
 
 
@@ -44,7 +44,7 @@ class Operands:
 
     atoms: tuple[Atom, ...]
     types: tuple[Type, ...]
-    places: tuple[Place | None, ...]  # None for a shape, whose annotation says everything, and for a tensor of unknown extents or type
+    places: tuple[Place | None, ...]  # None for a shape, whose annotation has its value, and for a tensor of unknown extents or type
     attrs: Mapping[str, Any]
     out: Type
 
@@ -90,7 +90,7 @@ class Nest:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A host routine that takes the place of a loop nest, for data-dependent shapes and sorting."""
+    """A host routine that is called instead of a loop nest, for data-dependent shapes and sorting."""
 
     name: str
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -7,6 +7,6 @@
 
 Nodes are immutable and compare by identity; `equal.structural_equal` compares structure. Lowering changes the kinds of values: a program
 starts with operator calls, `legalize` turns most of them into `CallTir` (sorting and data-dependent shapes into `CallLibrary`), and
-`explicit_memory` turns those into `Alloc` and `Launch`. A library routine whose result has an unknown shape stays a `CallLibrary`, because
-it allocates its own results.
+`explicit_memory` turns both kinds of calls into `Alloc` and `Launch`. A library routine whose result has an unknown shape stays a
+`CallLibrary`, because it allocates its own results.
 """

@@ -51,8 +51,8 @@ class _Frame:
 
 
 class Builder:
-    """Collects the functions of a module, and builds graph-level functions. It starts with the functions of `module`, if that is given.
-    Bindings go into the innermost body that is open, so functions are built one at a time."""
+    """Collects the functions of a module, and builds graph-level functions. The first functions are those of `module`, if that is given.
+    Bindings go into the innermost body that is open. Only one function can be built at a time."""
 
     def __init__(self, module: IRModule | None = None) -> None:
         self._functions: dict[str, Function | PrimFunc] = dict(module.functions) if module else {}
@@ -134,7 +134,7 @@ class Builder:
         return name
 
     def finish(self) -> IRModule:
-        """Return the module with all functions so far. Functions that are only declared are not in it."""
+        """Return the module with all functions so far. Functions that are only declared are left out."""
         return IRModule(dict(self._functions))
 
     # --- bindings ------------------------------------------------------------------------------------------------------
@@ -156,7 +156,8 @@ class Builder:
         return var
 
     def keep(self, binding: Binding) -> None:
-        """Add a binding of the function that is being rewritten, unchanged. Its operands are the same, so its annotation still holds."""
+        """Add a binding of the function that is being rewritten, unchanged. The operands of the binding have not changed, so its annotation
+        is still right."""
         frame = self._frame
         if isinstance(binding.value, MatchCast):
             frame.scope.update(binders_of(binding.var.type))

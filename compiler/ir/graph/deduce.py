@@ -31,7 +31,7 @@ from compiler.ir.types import (
 )
 from runtime.library import LIBRARY
 
-MOST_BYTES = 1 << 48  # the address space of a process is smaller
+MOST_BYTES = 1 << 48  # limit for one tensor; the address space of a process is smaller
 
 Signature = Callable[[str], FuncType]  # returns the signature of a graph-level function, by name
 
@@ -52,8 +52,8 @@ def type_of(atom: Atom, signature: Signature | None = None) -> Type:
 
 
 def deduce(value: Value, signature: Signature, scope: Set[DimVar]) -> Type:
-    """Return the annotation of a value. `scope` holds the symbolic variables that are defined before it. Raise AnnotationError if the value
-    cannot have one, for example because an operator refuses its operands."""
+    """Return the annotation of a value. `scope` has the symbolic variables that are defined before the value. Raise AnnotationError if the
+    value cannot have one, for example because an operator refuses its operands."""
     match value:
         case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
             return type_of(value, signature)
@@ -115,7 +115,7 @@ def operator_type(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -
     """Deduce the annotation of a call from the annotations of its operands and all attributes of the operator. Raise AnnotationError if the
     operator cannot take these operands."""
     try:
-        # A tuple may hold 1, 1.0 or True, which are equal, and what cannot be hashed cannot be a key. Such calls are not cached.
+        # Do not cache calls with an attribute that is a tuple, since tuples of 1, of 1.0 and of True are equal keys, or that has no hash.
         if any(isinstance(value, tuple) or not isinstance(value, Hashable) for value in attrs.values()):
             return _related(op, args, attrs)
         return _remembered(op, args, tuple((name, type(value), value) for name, value in attrs.items()))
@@ -125,8 +125,8 @@ def operator_type(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -
 
 @lru_cache(maxsize=4096)
 def _remembered(op: OpDef, args: tuple[Type, ...], attrs: tuple[tuple[str, type, Any], ...]) -> Type:
-    """Deduce the annotation of a call and cache it. It depends only on annotations and attributes, and layers repeat the same calls. The
-    key has the types of the attributes, because 1, 1.0 and True are equal, and an operator may refuse two of them."""
+    """Deduce the annotation of a call and cache it. The result depends only on annotations and attributes, and layers repeat the same
+    calls. The key has the types of the attributes, because 1, 1.0 and True are equal, and an operator may refuse two of them."""
     return _related(op, args, {name: value for name, _, value in attrs})
 
 
@@ -151,8 +151,8 @@ def require_alike(value: If, signature: Signature) -> None:
 
 
 def _difference(a: Type, b: Type) -> str:
-    """Return what differs between two annotations, in the plural, or "". What an annotation leaves open does not differ; neither do extents
-    and signatures."""
+    """Return what differs between two annotations, in the plural, or "". A part that is unknown in one annotation does not count as
+    different; neither do extents and signatures."""
     match a, b:
         case (ObjectType(), _) | (_, ObjectType()):
             return ""

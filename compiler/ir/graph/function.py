@@ -13,7 +13,7 @@ from compiler.ir.types import FuncType, Type
 
 @node
 class If:
-    """A branch. Its value is the result of the body that runs."""
+    """A branch. The value of the If is the result of the body that runs."""
 
     cond: Atom = holds(Holds.ATOM)  # a bool scalar, or a bool tensor of rank 0
     then: Body = holds(Holds.BODY)

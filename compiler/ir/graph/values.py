@@ -47,8 +47,8 @@ class CallLibrary:
 
 @node
 class CallFunc:
-    """A call of a graph-level function, by name or through a variable. Its annotation is deduced from the signature and the arguments,
-    without the function's body."""
+    """A call of a graph-level function, by name or through a variable. The annotation of the call is deduced from the signature and the
+    arguments, without the function's body."""
 
     callee: FuncRef | Var = holds(Holds.ATOM)
     args: tuple[Atom, ...] = holds(Holds.ATOM)
@@ -72,8 +72,8 @@ class TupleGet:
 @node
 class MatchCast:
     """A check, at run time, that the value has the annotation `type`. A dimension of the annotation that is a single variable defines this
-    variable, unless the variable is already defined. Messages name the `boundary` that requires the check; it is empty if the program
-    itself states the check."""
+    variable, unless the variable is already defined. `boundary` says in messages what requires the check, such as an operand of a call; it
+    is empty if the program itself has the match_cast."""
 
     value: Atom = holds(Holds.ATOM)
     type: Type = holds(Holds.TYPE)
@@ -97,8 +97,8 @@ class Alloc:
 
 @node
 class Launch:
-    """A call of a loop-level function, or of a routine of the runtime if `library` is set. Its outputs are arguments, whose memory is
-    allocated before. It has no value."""
+    """A call of a loop-level function, or of a routine of the runtime if `library` is set. The outputs are among the arguments, and their
+    memory is allocated before the launch. A launch has no value."""
 
     func: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)

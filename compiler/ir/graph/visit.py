@@ -22,8 +22,8 @@ from compiler.ir.types import Type, binders_of, substitute, vars_of
 
 
 class Uses(NamedTuple):
-    """The variables that a value or a body takes from outside, in order of first use: those of the graph (`values`) and the symbolic ones
-    of dimensions (`dims`)."""
+    """The variables that a value or a body uses but does not define, in order of first use: graph variables (`values`) and symbolic
+    variables (`dims`)."""
 
     values: tuple[Var, ...]
     dims: tuple[DimVar, ...]
@@ -64,16 +64,16 @@ def used_vars(value: Value) -> Uses:
 
 
 def free_vars(body: Body) -> Uses:
-    """Return the variables that the body takes from outside, including symbolic variables in the annotations of its bindings. A symbolic
-    variable whose first use in the body is as a whole dimension of a match_cast's annotation is defined there, so it is left out, even if
-    it is known outside."""
+    """Return the variables that the body uses but does not define, including symbolic variables in the annotations of its bindings. A
+    symbolic variable whose first use in the body is as a whole dimension of a match_cast's annotation is defined there, so it is left out,
+    even if it is known outside."""
     found = _Uses()
     found.body(body)
     return found.result
 
 
 def atom_dims(atom: Atom) -> tuple[DimVar, ...]:
-    """Return the symbolic variables in a shape or in an integer expression. The annotation of a variable does not count."""
+    """Return the symbolic variables in a shape or in an integer expression. Variables in the annotation of a `Var` are left out."""
     match atom:
         case ShapeValue(dims=dims):
             return tuple(dict.fromkeys(v for d in dims for v in d.vars()))
@@ -97,7 +97,7 @@ def attr_dims(value: Value) -> Iterator[Dim]:
 
 
 class _Uses:
-    """Collects the variables that values and bodies take from outside. `_inner` has the variables that bodies have defined so far."""
+    """Collects the variables that values and bodies use but do not define. `_inner` has the variables that bodies have defined so far."""
 
     def __init__(self) -> None:
         self._values: dict[Var, None] = {}

@@ -16,7 +16,7 @@ class Paged:
     tables: Buffer = holds(Holds.BUFFER)  # [sequences, pages]: the pages of each sequence, in order
     layer: Scalar = holds(Holds.SCALAR)
     scales: Buffer | None = holds(Holds.BUFFER, default=None)  # [layers, 2 or 1, pages, kv_heads, PAGE], for an 8-bit cache
-    has_values: bool = True  # whether values are stored beside the keys; the extent of the cache may be symbolic, so it does not tell
+    has_values: bool = True  # whether values are stored beside the keys; the extent of the cache may be symbolic, so it does not show this
 
 
 @node
@@ -30,19 +30,19 @@ class Ragged:
 
 @node
 class Attention:
-    """Attention. `out[t, h]` is the mean of the values that token `t` sees, weighted by exp(score), where
+    """Attention. `out[t, h]` is the mean of the values to which token `t` attends, weighted by exp(score), where
 
         score = capped(scale * queries[t, h] . key) + bias        capped(x) = softcap * tanh(x / softcap), or x where softcap is 0
 
-    Token `t` belongs to sequence `sequences[t]`, and query head `h` reads kv head `h // (heads / kv_heads)`. With one column, `positions`
-    has the position of each token, and the mask is causal: a token sees the positions up to its own; with a window, it sees only the last
-    `window` of these. With two columns, `positions` has the first and the last position that each token sees. Without `positions`, a token
-    sees its whole sequence. A sink is the score of an additional key whose value is 0. Without `bias`, the bias of all keys is 0.
-    `bias[h, m + d]` is the bias of a key `d` positions after the query (`d` is negative for earlier keys); distances beyond `m`, in either
-    direction, are clamped to `m`.
+    Token `t` belongs to sequence `sequences[t]`, and query head `h` reads kv head `h // (heads / kv_heads)`. If `positions` has one column,
+    it has the position of each token, and the mask is causal: a token attends to the positions up to its own or, with a window, only to the
+    last `window` of these. With two columns, `positions` has the first and the last position to which each token attends. Without
+    `positions`, a token attends to its whole sequence. A sink is the score of an additional key whose value is 0. Without `bias`, the bias
+    of all keys is 0. `bias[h, m + d]` is the bias of a key `d` positions after the query (`d` is negative for earlier keys); distances
+    beyond `m`, in either direction, are clamped to `m`.
 
     The node is the whole body of its function until a schedule replaces it. ops/attention/plain.py defines its meaning; a schedule may add
-    in another order.
+    the terms of a sum in another order.
     """
 
     queries: Buffer = holds(Holds.BUFFER)  # [tokens, heads, size]
@@ -60,5 +60,5 @@ class Attention:
 
     @property
     def has_spans(self) -> bool:
-        """Whether positions have the first and the last position that each token sees."""
+        """Whether `positions` has the first and the last position to which each token attends."""
         return self.positions is not None and len(self.positions.shape) == 2

@@ -8,7 +8,7 @@ from enum import StrEnum
 class Fn(StrEnum):
     """Functions of scalars. All operands of a function have the same type, apart from the condition of SELECT. The result has this type,
     too, except that comparisons return bool, BITS returns an i32, and OF_BITS returns an f32. compiler/ir/verify/loops.py says which types
-    each function takes."""
+    each function accepts."""
 
     ADD = "add"
     SUB = "sub"
@@ -23,7 +23,7 @@ class Fn(StrEnum):
     NEG = "neg"
     ABS = "abs"
     EXP = "exp"
-    EXP2 = "exp2"  # 2 to the power of a; on a GPU, with a larger error, and 0 instead of a denormal result
+    EXP2 = "exp2"  # 2 to the power of a; a GPU has a larger error than a CPU, and gives 0 instead of a denormal result
     LOG = "log"
     SQRT = "sqrt"
     RSQRT = "rsqrt"
@@ -49,8 +49,8 @@ class Fn(StrEnum):
 
 
 class ReduceFn(StrEnum):
-    """The functions that reduce many values to one. ARGMAX and ARGMIN return the row-major index (i64) of the first extreme value, where a
-    NaN counts as the largest and as the smallest value."""
+    """The functions that reduce many values to one. ARGMAX and ARGMIN return the row-major index (i64) of the first extreme value: a NaN is
+    the largest value for ARGMAX, and the smallest for ARGMIN."""
 
     SUM = "sum"
     PROD = "prod"

@@ -15,8 +15,8 @@ from compiler.ir.op import Registry
 
 
 class Arithmetic:
-    """Python operators on scalars, each of which builds an `Apply`. A Python number takes the type of the other operand; a dimension is an
-    i64. `==` is not among them: it says whether two scalars are the same node. `equal` of write.py builds a comparison of values."""
+    """Python operators on scalars, each of which builds an `Apply`. A Python number gets the type of the other operand; a dimension becomes
+    an i64. `==` builds no `Apply`: it returns whether two scalars are the same node. `equal` of write.py builds a comparison of values."""
 
     __slots__ = ()
 
@@ -124,8 +124,8 @@ class Load(Arithmetic):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Format(ABC):
-    """A format in which matrices are stored. It says where an element is and how to decode it. compiler/machine/formats.py lists the
-    formats."""
+    """A format in which matrices are stored: where the element at index `k` of column `n` is, and how it is decoded.
+    compiler/machine/formats.py lists the formats."""
 
     name: str
     bits: int  # per element
@@ -198,8 +198,8 @@ class Apply(Arithmetic):
 @node
 class Cast(Arithmetic):
     """A conversion. A float becomes an integer by rounding toward zero; a number beyond the range becomes the end of the range, and NaN
-    becomes 0. An integer that does not fit another integer type wraps around. A number becomes a bool by != 0, and a float by rounding to
-    the nearest float, with ties to even."""
+    becomes 0. An integer that does not fit another integer type wraps around. A number that is not 0 becomes True, and 0 becomes False. A
+    number becomes a float by rounding to the nearest float, with ties to even."""
 
     value: Scalar = holds(Holds.SCALAR)
     dtype: DType
@@ -241,9 +241,9 @@ class Contraction(Fold):
 
 @node
 class GroupedContraction(Fold):
-    """An element of a matrix product of integers that have a scale per group of k: the sum over the groups, in order, of
-    `exact(sums) * factor` in f32. The only axis is the index of the group. If there is a `term`, the sum begins with the terms of all
-    groups, in order.
+    """An element of a matrix product of integers, in which each group of consecutive elements along the contracted axis has a scale: the
+    sum over the groups, in order, of `exact(sums) * factor` in f32. The only axis is the index of the group. If there is a `term`, the sum
+    begins with the terms of all groups, in order.
 
     A row consists of one plane of integers, or of two planes of 8-bit integers, which represent 256 * first + second. The sum of plane `i`
     is `begins[i] + dots[i]`, exact in i32. If there are two planes, the first sum is multiplied by 256, and the second sum is added to the
@@ -282,8 +282,8 @@ class GroupedContraction(Fold):
 
 
 def identity(fn: ReduceFn, dtype: DType) -> Const:
-    """Return the value with which a reduction of values of this type begins: the identity of `fn`. For ARGMAX and ARGMIN, it is the value
-    of the type that every other value beats, not an index."""
+    """Return the value with which a reduction of values of this type begins: the identity of `fn`. For ARGMAX and ARGMIN, return the
+    smallest or the largest value of the type, not an index."""
     match fn:
         case ReduceFn.SUM | ReduceFn.ANY:
             value = 0
@@ -324,7 +324,7 @@ def without_cast(scalar: Scalar) -> Scalar:
 
 
 def dtype_of(scalar: Scalar) -> DType:
-    """Return the element type of a scalar, derived from its operands. They are not checked; the verifier does that."""
+    """Return the element type of a scalar, derived from its operands. The verifier, not this function, checks the types of operands."""
     match scalar:
         case Const(dtype=dtype) | ScalarParam(dtype=dtype) | Cast(dtype=dtype):
             return dtype

@@ -13,7 +13,7 @@ from compiler.ir.tiles import TileOp
 
 
 class LoopKind(StrEnum):
-    """How the iterations of a loop run. `For` says which of them may depend on each other."""
+    """How the iterations of a loop run. The docstring of `For` says which iterations may depend on each other."""
 
     SERIAL = "serial"
     PARALLEL = "parallel"  # iterations are independent; threads claim them
@@ -27,8 +27,8 @@ class LoopKind(StrEnum):
 class For:
     """A loop of `var` over 0 .. extent - 1. Iterations of serial and unrolled loops run in order, and may depend on each other through
     buffers. Iterations of other kinds of loops may not, with one exception: the last block of a GPU launch to arrive at the tile
-    `block_arrive` may read what the other blocks wrote. Statements after a loop over threads see what all threads of the block wrote in
-    it."""
+    `block_arrive` may read what the other blocks wrote. Statements after a loop over threads can read what all threads of the block wrote
+    in the loop."""
 
     var: DimVar = holds(Holds.NEW_VAR)
     extent: Dim = holds(Holds.DIM)
@@ -81,8 +81,8 @@ class Allocate:
 
 @node
 class Tile:
-    """A use of an intrinsic. Each operand names the element of a buffer at which the tile starts. `dims` has the integers that the tile
-    takes at run time."""
+    """A use of an intrinsic. Each operand names the element of a buffer at which the tile starts. `dims` has the integers that are passed
+    to the tile at run time."""
 
     op: TileOp
     operands: tuple[Load, ...] = holds(Holds.PLACE, default=())

@@ -28,7 +28,7 @@ class Vector:
 
     @contextmanager
     def lanes(self) -> Generator[tuple[Dim, Dim]]:
-        """Open the loop over the lanes, without those that do nothing, and yield the index of the lane and the index of its element."""
+        """Open the loop over the lanes, without lanes at or beyond `end`, and yield the index of the lane and the index of its element."""
         with self.kernel.vector(self.width) as lane:
             index = self.start + lane
             with nullcontext() if self.end is None else self.kernel.when(less(index, self.end)):
@@ -37,7 +37,7 @@ class Vector:
 
 def sweep(k: Kernel, first: Dim, end: Dim, width: int, parts: int | None = None) -> Iterator[Vector]:
     """Yield vectors of `width` elements that cover the elements first .. end - 1; `first` must not exceed `end`. With `parts`, an unrolled
-    loop takes `parts` vectors at a time. The body of a `for` over the sweep is emitted once for full vectors and, unless full vectors
+    loop handles `parts` vectors at a time. The body of a `for` over the sweep is emitted once for full vectors and, unless full vectors
     provably suffice, once for the masked remainder:
 
         for vector in sweep(k, first, end, 16):

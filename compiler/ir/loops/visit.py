@@ -140,8 +140,8 @@ def bound_dims(stmt: Stmt) -> Iterator[DimVar]:
 
 
 def free_dims(node: Stmt | Scalar) -> tuple[DimVar, ...]:
-    """Return the integer variables that a statement or scalar takes from outside, in order of first use. Declared ranges of variables do
-    not count as uses."""
+    """Return the integer variables that a statement or scalar uses but does not define, in order of first use. Declared ranges of variables
+    do not count as uses."""
     found: dict[DimVar, None] = {}
     _free_dims(node, frozenset(), found, set())
     return tuple(found)
@@ -218,8 +218,8 @@ def rewrite_dims(node: Stmt, mapping: Mapping[DimVar, DimLike]) -> Stmt: ...
 def rewrite_dims(node: Scalar, mapping: Mapping[DimVar, DimLike]) -> Scalar: ...
 def rewrite_dims(node: Stmt | Scalar, mapping: Mapping[DimVar, DimLike]) -> Stmt | Scalar:
     """Substitute integer variables in the node. A variable or buffer that the node defines is replaced by a new one if its upper bound or
-    its shape mentions a substituted variable. The mapping does not apply to a variable that the node itself defines, from that definition
-    on."""
+    its shape mentions a substituted variable. If the node itself defines a variable of the mapping, the variable is not substituted in the
+    scope of that definition."""
     return _Rewriter(mapping, {}).node(node)
 
 
@@ -295,8 +295,8 @@ class _Rewriter:
                 return _as_var(self._dims[param])
 
     def declare(self, var: DimVar) -> DimVar:
-        """Return the variable that replaces a variable at its definition, and replace its uses from here on. It is the variable itself if
-        nothing changes."""
+        """Return the variable that replaces `var` at its definition, and replace later uses of `var`. Return `var` itself if its range does
+        not change."""
         upper = self.dim(var.upper) if isinstance(var.upper, Dim) else var.upper
         if self._fresh or upper is not var.upper:
             self._dims[var] = new = DimVar(var.name, var.lower, upper, var.multiple_of)
@@ -305,8 +305,8 @@ class _Rewriter:
         return var
 
     def declare_buffer(self, buffer: Buffer) -> Buffer:
-        """Return the buffer that replaces a buffer at its definition, and replace its uses from here on. It is the buffer itself if nothing
-        changes."""
+        """Return the buffer that replaces `buffer` at its definition, and replace later uses. Return `buffer` itself if its shape does not
+        change."""
         shape = self.dims(buffer.shape)
         if self._fresh or shape is not buffer.shape:
             self._buffers[buffer] = new = replace(buffer, shape=shape)
@@ -344,7 +344,7 @@ class _Rewriter:
         return new
 
     def _parts(self, node: N) -> N:
-        """Rewrite every field of the node; scoped fields come after the definitions that they see."""
+        """Rewrite every field of the node; scoped fields come after the definitions that they may use."""
         changes: dict[str, Any] = {}
         for part in parts(type(node)):
             held = getattr(node, part.name)

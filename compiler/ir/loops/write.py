@@ -12,9 +12,9 @@
             out[i, lane] = maximum(acc[lane], 0.0)
     body = k.body()
 
-A `with` opens a block. What `let` and the methods that allocate define is visible until the end of the enclosing block. Expressions are
-scalars of the loop level (scalars.py), which have Python operators; indices are dimensions, which the functions `less` and `less_equal`
-compare. The functions at the end of this file build the other expressions.
+A `with` opens a block. The variables of `let` and the arrays of the methods that allocate are visible until the end of the enclosing block.
+Expressions are scalars of the loop level (scalars.py), which have Python operators; indices are dimensions, which the functions `less` and
+`less_equal` compare. The functions at the end of this file build the other expressions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ from compiler.ir.tiles import TileOp
 
 @dataclass(slots=True)
 class _Block:
-    """The statements of a block so far. A callable item wraps the statements after it."""
+    """The statements of a block so far. An item that is a function gets the statements after it as one statement, and returns the statement
+    that contains them."""
 
     stmts: list[Stmt | Callable[[Stmt], Stmt]] = field(default_factory=list[Stmt | Callable[[Stmt], Stmt]])
 
@@ -82,7 +83,7 @@ class Kernel:
         return block.close()
 
     def add(self, stmt: Stmt) -> None:
-        """Append a statement. Arrays call this when their elements are assigned."""
+        """Append a statement. An `Array` calls this method when one of its elements is assigned."""
         self._blocks[-1].stmts.append(stmt)
 
     # --- loops -------------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class Kernel:
 
     @contextmanager
     def scope(self) -> Generator[None]:
-        """Open a block. Buffers and names that are defined inside it are not visible after its end."""
+        """Open a block. Buffers and variables that are defined in the block are not visible after its end."""
         self._open()
         yield
         self.add(self._close())
@@ -192,8 +193,8 @@ class Kernel:
         return self._allocate(name, shape, dtype, Scope.SHARED)
 
     def counters(self, name: str, *shape: DimLike) -> Array:
-        """Allocate integers that all blocks of a GPU launch share. They are zero when the launch begins, and the kernel must leave them
-        zero."""
+        """Allocate integers that all blocks of a GPU launch share. The integers are zero when the launch begins, and the kernel must leave
+        them zero."""
         return self._allocate(name, shape, DType.I32, Scope.COUNTERS)
 
     def workspace(self, name: str, *shape: DimLike, dtype: DType = DType.F32) -> Array:
@@ -218,7 +219,7 @@ class Kernel:
         return tuple(map(self.array, buffers))
 
     def tile(self, op: TileOp, *operands: Load, dims: Sequence[DimLike] = ()) -> None:
-        """Use an intrinsic. Each operand names the element at which its part of a buffer begins."""
+        """Use an intrinsic. Each operand names the element of a buffer at which the tile starts."""
         self.add(Tile(op, operands, tuple(map(Dim.of, dims))))
 
 
@@ -285,7 +286,7 @@ def not_equal(a: Scalar, b: Operand) -> Scalar:
 
 
 def select(cond: Scalar, a: Scalar, b: Operand) -> Scalar:
-    """Choose between two values. Both are evaluated, so neither may fault."""
+    """Return `a` where `cond` holds, else `b`. Both `a` and `b` are evaluated, so neither may fault."""
     return Apply(Fn.SELECT, (cond, a, as_scalar(b, dtype_of(a))))
 
 
@@ -413,6 +414,7 @@ def largest_magnitude(count: DimLike, value: Callable[[Dim], Scalar]) -> Scalar:
 
 
 def halvings(count: int) -> Iterator[int]:
-    """Yield count / 2, count / 4, ... 1, rounded down: the strides of a tree reduction of a power of two. Yield nothing if `count` is 1."""
+    """Yield count / 2, count / 4, ... 1, rounded down. If `count` is a power of two, these are the strides of a tree reduction of `count`
+    values. Yield nothing if `count` is 1."""
     while count := count // 2:
         yield count

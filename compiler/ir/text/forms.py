@@ -1,5 +1,5 @@
-"""Forms: constructs of the text that are words and operands in a fixed order. A form is declared once; the printer writes it, and the
-parser reads it.
+"""Forms: constructs of the text that consist of words and operands in a fixed order. A form is declared once; the printer writes it, and
+the parser reads it.
 
 In the text of a form, `{field:kind}` stands for a field of the node; printer and parser have a function for each kind. If two words follow
 the colon, as in `{offset:at dim}`, the operand is optional: the text has the word `at` and the operand, or neither if the field is None or
@@ -25,11 +25,12 @@ class Form:
     def __init__(self, node: type, text: str, **unsaid: object) -> None:
         first, *others = _OPERAND.split(text)
         self.node = node
-        # values of fields that are not in the text: those for which the form has no place, and optional ones that a text leaves out
+        # values of the fields that a text does not state: fields that the form does not name, and optional operands that the text leaves
+        # out
         self.unsaid = unsaid
         self.first = first
         self.name = (words_of(first) or [node.__name__.lower()])[0]
-        # what follows the first words: field, optional word, kind, and the words after it
+        # the operands after the first words, each as: field, optional word, kind, and the words after the operand
         self.operands = [(field, *_parted(kind), words) for field, kind, words in zip(*(others[i::3] for i in range(3)), strict=True)]
 
     def print(self, node: object, kinds: Mapping[str, Callable[[Any], str]]) -> str:

@@ -18,7 +18,7 @@ _MAX_INT = 2**64 - 1
 
 class ParseError(CompileError):
     """Raised if the text is not a program. The message shows the line, or the part of a long line around the error, and points at the
-    column. `message` is the message without them."""
+    column. `message` is the message alone."""
 
     def __init__(self, message: str, source: str, offset: int) -> None:
         self.line = source.count("\n", 0, offset) + 1
@@ -80,7 +80,7 @@ def tokenize(source: str) -> list[Token]:
         kind = _KINDS.get(str(match.lastgroup))
         if kind is not None:
             token = Token(kind, match.group(), at)
-            # Checked here, so that every integer in the text fits 64 bits, and Python's own limit on digits is never reached.
+            # Refuse large integers here, so that every integer in the text fits 64 bits, and Python's own limit on digits is never reached.
             if kind is Kind.INT and (len(token.text) > 20 or int(token.text) > _MAX_INT):
                 raise ParseError(f"{token.text[:24]} does not fit in 64 bits", source, at)
             tokens.append(token)
@@ -104,8 +104,8 @@ class _Nesting:
 
 
 class Cursor:
-    """A place in the tokens of a text. The classes of the parser derive from it. `expect`, `name` and `integer` raise ParseError if the
-    next token is another one."""
+    """A place in the tokens of a text. The classes of the parser derive from `Cursor`. `expect`, `name` and `integer` raise ParseError if
+    the next token is not what they expect."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -155,18 +155,18 @@ class Cursor:
         return self.take()
 
     def integer(self, what: str) -> int:
-        """Read an integer, which may be negative. `what` names it in the message of the error."""
+        """Read an integer, which may be negative. `what` names the integer in the message of the error."""
         sign = -1 if self.accept("-") else 1
         if not self.at_kind(Kind.INT):
             raise self.error(f"expected {what}, found {self.peek()}")
         return sign * int(self.take().text)
 
     def error(self, message: str, at: Token | None = None) -> ParseError:
-        """Return an error that points at a token, or at the next one. The caller raises it."""
+        """Return an error that points at the token `at`, or else at the next token. The caller raises it."""
         return ParseError(message, self.source, (at or self.peek()).offset)
 
     def unknown(self, noun: str, token: Token, known: Iterable[str]) -> ParseError:
-        """Return an error for an unknown name, with similar names as a hint, or else with some of the known ones."""
+        """Return an error for an unknown name, with similar names as a hint, or else with some of the known names."""
         names = sorted(known)
         near = get_close_matches(token.text.strip('"'), names, n=3, cutoff=0.6)
         hint = f"similar: {', '.join(near)}" if near else f"known: {', '.join(names[:20]) or 'none'}"

@@ -24,7 +24,7 @@ class Names:
         return name in self._used
 
     def of(self, thing: object, wish: str) -> str:
-        """Return the name of the thing. Give it one if it has none."""
+        """Return the name of the thing. Give the thing a name if it has none."""
         return self._names.get(thing) or self.give(thing, wish)
 
     def give(self, thing: object, wish: str) -> str:
@@ -59,13 +59,13 @@ class DimNames(Names):
 
     def __init__(self, canonical: str = "") -> None:
         super().__init__(canonical)
-        self.free: list[DimVar] = []  # variables that are mentioned without `bind` before, in order
+        self.free: list[DimVar] = []  # variables that were mentioned before any `bind` of them, in order
         self._renamed: dict[DimVar, DimVar] = {}  # maps each named variable to a new one that has its name in the text
         self._texts: dict[Dim, str] = {}
-        self._mentions: dict[DimVar, list[Dim]] = {}  # for each variable, the expressions with it that are in `_texts`
+        self._mentions: dict[DimVar, list[Dim]] = {}  # for each variable, the expressions in `_texts` that mention the variable
 
     def text(self, dim: Dim) -> str:
-        """Return the text of an expression. Variables without a name get one, and count as free."""
+        """Return the text of an expression. Variables without a name get one, and are added to `free`."""
         text = self._texts.get(dim)
         if text is None:
             text = self._texts[dim] = str(self._written(dim))
@@ -79,7 +79,7 @@ class DimNames(Names):
         return dim.substitute(self._renamed)
 
     def variable(self, var: DimVar) -> str:
-        """Return the name of a variable. A variable without a name gets one, and counts as free."""
+        """Return the name of a variable. A variable without a name gets one, and is added to `free`."""
         if var not in self._names:
             self.free.append(var)
             self.bind(var)

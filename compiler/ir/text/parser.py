@@ -44,11 +44,9 @@
     Axis       ::= Name "in" Dim ["within" Range]                        runs over 0 .. Dim - 1
     Place      ::= Name "[" Dim,* "]"
     Scalar     ::= Number [":" DType] | "true" | "false" | Name | Place
-                 | dim, cast, guard, stored, contract, contract_groups: see forms.py
-                 | Scalar Infix Scalar | ("-" | "~") Scalar | "(" Scalar ")"
-                 | Fn "(" Scalar,* ")"
-                 | ReduceFn "(" Axis,+ ")" Scalar                        reaches as far to the right as it can
-                 | "let" (Name "=" Scalar),+ "in" Scalar                 so does this; each value is computed once
+                 | dim, cast, guard, stored, contract, contract_groups: see forms.py | Scalar Infix Scalar | ("-" | "~") Scalar | "(" Scalar
+                 ")" | Fn "(" Scalar,* ")" | ReduceFn "(" Axis,+ ")" Scalar reaches as far to the right as it can | "let" (Name "="
+                 Scalar),+ "in" Scalar reaches as far; each value is computed once
     Infix      ::= "|" | "^" | "&" | "<" "<=" "==" "!=" | "<<" ">>" | "+" "-" | "*" "/" "//" "%"      loosest first
 
 `X,*` stands for any number of X with commas between them, and `X,+` for at least one. A name is a word that may contain dots. The name of a
@@ -162,7 +160,7 @@ class _Parser(ValueParser):
         return self._new_value(name, self.type())
 
     def _function_body(self, header: _Header) -> Function:
-        """Read the size of the arena, if it is stated, and the body. The ranges that precede them were read with the header."""
+        """Read the size of the arena, if it is stated, and the body. The ranges, which precede the arena, were read with the header."""
         self.scope = header.scope
         self._values = {p.name: p for p in header.params}
         self.skip_to("arena", "{")
@@ -175,7 +173,7 @@ class _Parser(ValueParser):
     # --- bodies --------------------------------------------------------------------------------------------------------
 
     def _body(self) -> Body:
-        """Read a body including its closing brace. Its definitions are not visible outside."""
+        """Read a body including its closing brace. Variables that the body defines are not visible after it."""
         with self.nested:
             values, defined = dict(self._values), dict(self.scope.defined)
             blocks: list[Block] = []
@@ -253,8 +251,8 @@ class _Parser(ValueParser):
         except AnnotationError as error:
             raise self.error(f"{name.text}: {error}; in function {self._reading!r}", name) from error
         except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # An operator's rule may rely on the number and kind of its operands and attributes. The text may state wrong ones, so the rule
-            # may raise any error.
+            # An operator's rule may rely on the number and kind of its operands and attributes. The text may state wrong operands or
+            # attributes, so the rule may raise any error.
             text = f"{name.text} has no annotation, and its operator cannot take these operands and attributes ({error})"
             raise self.error(text, name) from error
 

@@ -38,7 +38,7 @@ class LoopParser(TypeParser):
         super().__init__(source)
         self._buffers: dict[str, Buffer] = {}
         self._scalars: dict[str, Scalar] = {}  # parameters, and named values of the present expression
-        self._scopes = ExitStack()  # scopes of the variables that the form being read defines; they end with it
+        self._scopes = ExitStack()  # scopes of the variables that the form being read defines; they end with the form
         self.kinds: dict[str, Callable[[], Any]] = {
             "axes": lambda: tuple(self._scopes.enter_context(self._axes(")"))),
             "conditions": lambda: self.some(self._condition),
@@ -63,7 +63,7 @@ class LoopParser(TypeParser):
         with self._scopes:
             self._words(form.first, form)
             for field, word, kind, words in form.operands:
-                begins_binding = self.at(":", "=", ahead=1)  # a name like the word
+                begins_binding = self.at(":", "=", ahead=1)  # then the word is the name of the next binding
                 if not word or (not begins_binding and self.accept(word)):
                     found[field] = self.kinds[kind]()
                 self._words(words, form)
@@ -90,8 +90,8 @@ class LoopParser(TypeParser):
         return PrimFunc(params, len(outputs), self.block(), attrs)
 
     def where_ahead(self) -> None:
-        """Read the ranges that follow the parameters, if there are any, then go back to the parameters. A variable gets its range when it
-        is made, and parameters make variables."""
+        """Read the ranges that follow the parameters, if there are any, then go back to the parameters: a variable gets its range when it
+        is created, and parameters create variables."""
         start = self.at_token
         self.skip_to("where", "{")
         if self.accept("where"):
@@ -340,8 +340,8 @@ class LoopParser(TypeParser):
         raise self.too_deep(start)
 
     def scalar(self, loosest: int = LOOSEST) -> Scalar:
-        """Read an expression whose infix operators have at least the precedence `loosest`. They are left-associative, and comparisons do
-        not chain."""
+        """Read an expression whose infix operators have at least the precedence `loosest`. Infix operators are left-associative, and
+        comparisons do not chain."""
         left = self._operand()
         while self.at(*_INFIX):
             fn, precedence = _INFIX[self.peek().text]
@@ -354,7 +354,7 @@ class LoopParser(TypeParser):
         return left
 
     def _operand(self) -> Scalar:
-        """Read what may stand beside an infix operator, including a reduction or a `let`, which reach as far to the right as they can."""
+        """Read an operand of an infix operator. The operand may be a reduction or a `let`, which extend as far to the right as possible."""
         with self.nested:
             token = self.peek()
             if self.at_number() or self.at("true", "false"):

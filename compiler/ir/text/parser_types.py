@@ -158,7 +158,7 @@ class TypeParser(Cursor):
         return DimVar(name.text, lower, upper, multiple)
 
     def _at_dim(self) -> bool:
-        """Return whether the upper end of a range comes next. The words `by`, `attrs` and `arena` come after it."""
+        """Return whether the upper end of a range comes next. A range without an upper end may be followed by `by`, `attrs` or `arena`."""
         return self.at_kind(Kind.INT) or self.at("-", "(") or (self.at_kind(Kind.NAME) and not self.at("by", "attrs", "arena"))
 
     # --- annotations ---------------------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ class TypeParser(Cursor):
                     return TensorType(shape, dtype, ndim)
 
     def _shape(self) -> tuple[tuple[Dim, ...] | None, int | None]:
-        """Read the extents, or `ndim=` and the rank, or `...`, and the closing bracket. Return the extents and the rank, or None for what
-        the text does not state."""
+        """Read the extents, or `ndim=` and the rank, or `...`, and the closing bracket. Return the extents and the rank, with None for each
+        of them that the text does not state."""
         if self.accept("..."):
             self.expect("]")
             return None, None
@@ -249,7 +249,7 @@ class TypeParser(Cursor):
     # --- literals and attributes ---------------------------------------------------------------------------------------
 
     def string(self, what: str) -> str:
-        """Read a text in quotes. `what` names it in the message of the error."""
+        """Read a text in quotes. `what` names this text in the message of the error."""
         token = self.peek()
         if token.kind is not Kind.STRING:
             raise self.error(f"expected {what} in quotes, found {token}")

@@ -110,14 +110,14 @@ class ValueParser(LoopParser):
             args.append(self.atom())
 
     def _outputs(self) -> tuple[Type, ...]:
-        """Read the annotation of one output, or those of several in parentheses."""
+        """Read the annotation of one output, or the annotations of several outputs in parentheses."""
         return tuple(self.items(")", self.type)) if self.accept("(") else (self.type(),)
 
     def launch(self) -> Launch:
         return self.form(LAUNCH_LIBRARY if self.at("library", ahead=1) else LAUNCH)
 
     def _boundary(self) -> str:
-        """Read `at "boundary"`, or return "" if it does not come next. `at` may also be the name of the next binding."""
+        """Read `at "boundary"`, or return "" if no boundary comes next. `at` may also be the name of the next binding."""
         if not (self.at("at") and self.at_kind(Kind.STRING, ahead=1)):
             return ""
         self.take()
@@ -146,7 +146,7 @@ class ValueParser(LoopParser):
         return self.function_name()
 
     def atom(self) -> Atom:
-        """Read an atom. A name is that of a variable, or else that of a symbolic variable, which is a scalar."""
+        """Read an atom. A name stands for a graph variable, or else for a symbolic variable, which becomes a scalar."""
         if self.at_number():
             return self._number()
         if self.at("@"):
@@ -232,7 +232,7 @@ class ValueParser(LoopParser):
         return Constant(np.frombuffer(data, dtype.numpy).reshape(shape))
 
     def _by_digest(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
-        """Read the digest of a constant, and look the constant up in the arrays that `parse` was given."""
+        """Read the digest of a constant, and look the constant up in the argument `arrays` of `parse`."""
         token = self.peek()
         digest = self.string("a digest")
         array = self._arrays.get(digest)

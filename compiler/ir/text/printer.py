@@ -1,5 +1,5 @@
-"""The printer. It writes programs in the language described at the top of parser.py. Printing is deterministic and gives variables unique
-names, so parsing the text yields an equal program (equal.py)."""
+"""The printer. The printer writes programs in the language described at the top of parser.py. Printing is deterministic and gives variables
+unique names, so parsing the text yields an equal program (equal.py)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, Tenso
 Arrays = dict[str, NDArray[Any]]
 
 _LITERAL_ELEMENTS = 16  # constants of at most this many elements are written out
-_DIGEST_BYTES = 1024  # constants of at least this size are written as a digest, if `arrays` was passed
+_DIGEST_BYTES = 1024  # constants of at least this many bytes are written as a digest, if `arrays` was passed
 _BASE64_COLUMNS = 96
 
 
@@ -69,7 +69,7 @@ def print_scalar(scalar: Scalar) -> str:
 
 def print_node(node: object) -> str:
     """Print a module or any part of one, for messages. Large constants are written as digests, and variables that are defined outside of
-    the part get names as if they were defined here."""
+    the part get names as if the part defined them."""
     match node:
         case IRModule():
             return print_module(node, {})
@@ -163,7 +163,7 @@ class _Printer(LoopPrinter):
         if isinstance(value, Launch):
             self._line(self.value(value))
             return self._lines
-        # Print the value first, so that the names it mentions precede the name that the binding defines.
+        # Print the value first, so that the names in the value precede the name that the binding defines.
         text = self.value(value) if not isinstance(value, If) else f"if {self._atom(value.cond)} {{"
         var = binding.var
         type_ = self._type(var.type)
@@ -248,8 +248,9 @@ class _Printer(LoopPrinter):
         return f"dim({text})" if dtype is DType.I64 else f"dim({text}):{dtype}"
 
     def _constant(self, data: NDArray[Any]) -> str:
-        """Print the type and the elements of a constant. Few elements are written out, if the text then stands for the same bits. Of other
-        constants, those of at least _DIGEST_BYTES are written as digests, if there are `arrays` to hold them; the rest is base64."""
+        """Print the type and the elements of a constant. At most _LITERAL_ELEMENTS elements are written as numbers, if parsing these gives
+        the same bits. Any other constant of at least _DIGEST_BYTES bytes is written as a digest, if `arrays` is not None. All others are
+        written in base64."""
         dtype = DType.from_numpy(data.dtype)
         type_ = f"{dtype}[{', '.join(map(str, data.shape))}]"
         if data.size <= _LITERAL_ELEMENTS and (literal := _literal(data, dtype)):

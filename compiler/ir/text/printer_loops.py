@@ -34,7 +34,7 @@ from compiler.ir.tiles import stated_fields
 
 _REDUCTION = 0  # precedence of a reduction: looser than any operator, because it extends to the right end
 _ATOM = 9  # precedence of an expression that never needs parentheses
-# A shared value of at least this many nodes gets a name. A smaller one is written out at each use, unless it is a reduction.
+# A shared value of at least this many nodes gets a name. A smaller value is written out at each use, unless it is a reduction.
 _NAMED_FROM = 16
 
 
@@ -96,7 +96,7 @@ class LoopPrinter:
         self._lines += wrap(text, self._depth)
 
     def _block(self, head: str, body: Stmt, tail: str = "}") -> None:
-        """Print a statement in braces, with `head` before the opening brace. `tail` is the line that ends it."""
+        """Print a statement in braces, with `head` before the opening brace. `tail` is the last line."""
         self._line(f"{head} {{")
         self._depth += 1
         self._stmt(body)
@@ -167,8 +167,7 @@ class LoopPrinter:
             self._block(f"for {kind}{', '.join(axes)}", body)
 
     def _axis(self, var: DimVar, extent: Dim) -> str:
-        """Print a variable and its extent, and name the variable. The declared range is printed only if it is another one than
-        0 .. extent - 1."""
+        """Print a variable and its extent, and name the variable. The declared range is printed only if it differs from 0 .. extent - 1."""
         text = self._dims.text(extent)
         usual = var.lower == 0 and var.multiple_of == 1 and var.upper is not None and Dim.of(var.upper) == extent - 1
         within = "" if usual else f" within {range_text(var, self._dims)}"
@@ -264,7 +263,7 @@ def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
     if all(count == 1 for count in uses.values()):
         return []
     shared: list[Scalar] = []
-    sizes: dict[Scalar, int] = {}  # number of nodes that each scalar prints
+    sizes: dict[Scalar, int] = {}  # number of nodes in the text of each scalar
     for node in inside_out(scalar):
         size = 1 if node in named else 1 + sum(sizes[inner] for inner in subscalars(node))
         if uses.get(node, 0) > 1 and (size >= _NAMED_FROM or isinstance(node, scalars.Fold)):

@@ -161,7 +161,8 @@ def wrap(line: str, depth: int) -> list[str]:
 
 
 def _cut(line: str, room: int) -> int:
-    """Return the index of the space at which to break, or 0 if there is none. If no space is within `room`, it is the first one beyond."""
+    """Return the index of the space at which to break, or 0 if there is none. If no space is within `room`, return the first space
+    beyond."""
     best, best_key = 0, (0, 0, 0)
     depth, in_string, escaped = 0, False, False
     for i, char in enumerate(line):

@@ -31,7 +31,7 @@ RESERVED = frozenset(
     )
 )
 
-# fn -> (symbol, precedence); a higher precedence binds tighter. Comparisons do not chain; the others are left-associative.
+# fn -> (symbol, precedence); a higher precedence binds tighter. Comparisons do not chain; all other operators are left-associative.
 INFIX: dict[Fn, tuple[str, int]] = {
     Fn.OR: ("|", 1),
     Fn.XOR: ("^", 2),

@@ -1,1 +1,1 @@
-"""The verifier: checks that a program keeps the rules of the IR."""
+"""The verifier: checks that a program follows the rules of the IR."""

@@ -15,8 +15,8 @@ from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.prove import prove_eq, prove_lt, prove_ne
 from compiler.ir.verify.graph import Problem
 
-# The extents of each field. Extents with the same name must not provably differ. An extent that is given as a number must have this value,
-# unless its value is not known.
+# The extents of each field. Extents with the same name must not provably differ. Where this table has a number, the extent of the buffer
+# must not provably differ from the number.
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "queries": ("tokens", "heads", "size"),
     "sequences": ("tokens",),
@@ -36,7 +36,7 @@ WITHOUT_VALUES: dict[str, tuple[str, ...]] = {  # the extents that differ in a c
     "cache": ("layers", "1", *LAYOUTS["cache"][2:]),
     "scales": ("layers", "1", *LAYOUTS["scales"][2:]),
 }
-SPANS = {"positions": ("tokens", "2")}  # the extents of positions that have the first and the last position that each token sees
+SPANS = {"positions": ("tokens", "2")}  # the extents of positions that have the first and the last position to which each token attends
 INTEGERS = frozenset(("sequences", "positions", "tables", "starts"))
 
 
@@ -47,7 +47,7 @@ def attention_stands_alone(func: PrimFunc) -> Iterator[Problem]:
 
 
 def attention_operands_agree(func: PrimFunc) -> Iterator[Problem]:
-    """Extents, element types, numbers of heads and parameters must not contradict each other. What cannot be proved is accepted."""
+    """Extents, element types, numbers of heads and parameters must not contradict each other. Only a proved contradiction is a problem."""
     for stmt in walk_stmts(func.body):
         if isinstance(stmt, Attention):
             misfits = (*_layouts(stmt), *_element_types(stmt), *_heads(stmt), *_parameters(stmt))

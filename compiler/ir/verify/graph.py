@@ -37,7 +37,7 @@ GraphRule = Callable[[IRModule, Function], Iterator[Problem]]
 
 class Site(NamedTuple):
     """A binding, or the result of a body, and the variables that are defined before it. `binding` is None for a result. The walk changes
-    the sets `values` and `dims` when it goes on, so they are valid only until the next site is taken."""
+    the sets `values` and `dims` when it goes on, so both sets are valid only until the next site is requested."""
 
     binding: Binding | None
     kind: BlockKind
@@ -178,14 +178,14 @@ def dataflow_is_pure(module: IRModule, func: Function) -> Iterator[Problem]:
 
 
 def pure_functions_do_nothing_impure(module: IRModule, func: Function) -> Iterator[Problem]:
-    """A pure function has no effects. Its launches are no effects, since they write only memory that the function allocates."""
+    """A pure function has no effects. Its launches do not count as effects, since they write only memory that the function allocates."""
     for binding, _ in bound_sites(func):
         if func.pure and not isinstance(binding.value, Launch) and (effect := _effect(module, binding)):
             yield Problem(binding, f"{effect} is in a function that is declared pure")
 
 
 def _effect(module: IRModule, binding: Binding) -> str:
-    """Describe the effect of a binding as the subject of a sentence, or return "" if it has none."""
+    """Describe the effect of a binding as the subject of a sentence, or return "" if the binding has no effect."""
     match binding.value:
         case Call(op=op) if not op.pure:
             return f"the impure operator {op.name}"
@@ -264,8 +264,8 @@ def _suits(scalar: ScalarValue) -> bool:
 
 
 def annotations_hold(module: IRModule, func: Function) -> Iterator[Problem]:
-    """The annotation of a binding, and that of the function's result, must not contradict what deduction finds. They may say more than
-    deduction proves. `branches_join` also requires a proof for the annotation of an If."""
+    """The annotation of a binding, and that of the function's result, must not contradict what deduction finds. These annotations may state
+    more than deduction proves. `branches_join` also requires a proof for the annotation of an If."""
     for binding, site in bound_sites(func):
         try:
             deduced = deduce(binding.value, lambda name: _signature(module, name), site.dims)
@@ -290,8 +290,8 @@ def branches_join(module: IRModule, func: Function) -> Iterator[Problem]:
 
 
 def unjoined(module: IRModule, var: Var, value: If) -> str:
-    """Return a message about the first branch that is not proved to match the annotation of `var`, or "" if both are proved to match
-    it."""
+    """Return a message about the first branch that is not proved to match the annotation of `var`, or "" if both branches are proved to
+    match."""
     for name, side in (("first", value.then), ("second", value.orelse)):
         given = type_of(side.result, lambda name: _signature(module, name))
         verdict = subsumes(var.type, given)
@@ -346,8 +346,8 @@ def _arguments_fit(
     binding: Binding, params: Sequence[Buffer | ScalarParam | DimVar], args: Sequence[Type], num_outputs: int
 ) -> Iterator[Problem]:
     """Check the number, kinds, element types and ranks of the arguments, and that no dimension provably differs from that of its parameter.
-    An argument of unknown kind or rank is a problem; an unknown element type or extent is not. The last `num_outputs` arguments are
-    outputs, which the program does not pass."""
+    An argument of unknown kind or rank is a problem; an unknown element type or extent is not. The last `num_outputs` arguments are the
+    outputs of a CallTir; messages do not count them."""
     if len(params) != len(args):
         wanted, given = len(params) - num_outputs, len(args) - num_outputs
         yield Problem(binding, f"the loop-level function takes {wanted} arguments; it is called with {given}")
@@ -369,7 +369,7 @@ def _arguments_fit(
 
 
 def _misfit(param: Buffer | ScalarParam | DimVar, arg: Type, found: dict[DimVar, Dim]) -> str:
-    """Say why the argument does not fit the parameter, or return "". `found` has the values that arguments give to the variables."""
+    """Return why the argument does not fit the parameter, or "". `found` has the values that arguments give to the variables."""
     match param, arg:
         case _, ObjectType():
             return "nothing is known of the value; check it with match_cast first"
@@ -395,13 +395,14 @@ def _misfit(param: Buffer | ScalarParam | DimVar, arg: Type, found: dict[DimVar,
 
 
 def _inplace_fits(binding: Binding, args: tuple[Atom, ...], out: tuple[Type, ...], inplace: tuple[int | None, ...]) -> Iterator[Problem]:
-    """Check that each output that reuses memory reuses that of a tensor of its own whose annotation does not contradict the output's."""
+    """Check the outputs that reuse memory. Each output must reuse a different tensor among the arguments, whose annotation must not
+    contradict that of the output."""
     if inplace and len(inplace) != len(out):
         yield Problem(binding, f"inplace has {len(inplace)} entries for {len(out)} outputs")
         return
     taken = [i for i in inplace if i is not None]
     for i in taken:
-        # `protect_operands` copies a constant before a call writes to it.
+        # A constant is allowed: the pass `protect_operands` copies the constant before a call writes to it.
         if not 0 <= i < len(args) or not isinstance(args[i], Var | Constant):
             yield Problem(binding, f"an output reuses argument {i}, expected the index of a tensor among the {len(args)} arguments")
         elif taken.count(i) > 1:

@@ -30,13 +30,13 @@ _FLOAT_FNS = frozenset(
 )
 _INT_FNS = frozenset((Fn.FLOORDIV, Fn.MOD, Fn.SHL, Fn.SHR))
 _BIT_FNS = frozenset((Fn.AND, Fn.OR, Fn.XOR, Fn.NOT))
-_BOOL_FNS = COMPARISONS | {Fn.SELECT} | _BIT_FNS  # functions that take a bool
+_BOOL_FNS = COMPARISONS | {Fn.SELECT} | _BIT_FNS  # functions that accept a bool
 _BOOL_FOLDS = frozenset((ReduceFn.ANY, ReduceFn.ALL))
 
 
 class Site(NamedTuple):
     """A node of a function: a statement, a scalar or an operand of a tile. `stmt` is the statement that contains the node, or the node
-    itself if it is a statement. `dims` and `buffers` are the variables and buffers that are defined at the node."""
+    itself if it is a statement. `dims` and `buffers` are the variables and buffers that are visible at the node."""
 
     node: Stmt | Scalar
     stmt: Stmt
@@ -70,8 +70,8 @@ def _add_stmt(found: list[Site], stmt: Stmt, dims: frozenset[DimVar], buffers: f
 def _add_scalar(
     found: list[Site], scalar: Scalar, stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer], seen: set[Scalar]
 ) -> None:
-    """Add a scalar of `stmt` and its operands to `found`. `dims` and `buffers` are defined there. A node with several users is added once
-    outside of reductions, and once for each reduction that contains it."""
+    """Add a scalar of `stmt` and its operands to `found`. `dims` and `buffers` are visible at the scalar. A node with several users is
+    added once outside of reductions, and once for each reduction that contains it."""
     if scalar in seen:
         return
     seen.add(scalar)
@@ -138,8 +138,8 @@ def dims_are_in_scope(func: PrimFunc) -> Iterator[Problem]:
 
 
 def _mentioned(node: Stmt | Scalar) -> Iterator[tuple[tuple[Dim, ...], DimVar | None]]:
-    """Yield the dimensions that the node itself mentions, in order: several that are in the same scope, and then the variable that comes
-    into scope after them, or None."""
+    """Yield the dimensions that the node itself mentions, in order, as pairs: dimensions in one scope, and the variable that comes into
+    scope after these dimensions, or None."""
     match node:
         case For(extent=extent, var=var):
             yield (extent,), var
@@ -286,7 +286,7 @@ def _grouped_misfit(grouped: scalars.GroupedContraction) -> str:
 
 
 def _apply_misfit(apply: scalars.Apply) -> str:
-    """Say why the function does not take operands of these element types, or return ""."""
+    """Return why the function does not accept operands of these element types, or ""."""
     fn = apply.fn
     dtypes = [dtype_of(a) for a in apply.args]
     if fn is Fn.SELECT and (cond := dtypes.pop(0)) is not DType.BOOL:

@@ -3,9 +3,9 @@
     q [batch, heads, queries, size]   k [batch, kv_heads, keys, size]   v [batch, kv_heads, keys, value_size]
     mask  broadcasts to [batch, heads, queries, keys]: bool (true: the query attends to the key), or numbers added to the scores
 
-Query head `h` reads kv head `h // (heads / kv_heads)`. The last query is at the position of the last key, so query `i` is at position
-`i + keys - queries`. With `causal`, it attends to no later key; with a window, to no key that is `window` or more positions before it. A
-query that attends to no key gives 0.
+Query head `h` reads kv head `h // (heads / kv_heads)`. The last query is at the position of the last key, so query `i` is at position `i +
+keys - queries`. With `causal`, a query attends to no key at a later position; with a window, a query attends to no key that is `window` or
+more positions before the query. A query that attends to no key gives 0.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ The cache of a whole model is one tensor, `[layers, 2, pages, kv_heads, PAGE * s
 
 If each value is the beginning of its key, the second axis has length 1, and only keys are stored.
 
-Position `p` of a sequence is in page `page_tables[sequence, p // PAGE]` at offset `p % PAGE`. Operators that read or write the cache take
-the layer as an operand, so that all layers share one kernel.
+Position `p` of a sequence is in page `page_tables[sequence, p // PAGE]` at offset `p % PAGE`. The layer is an operand of the operators that
+read or write the cache, so that all layers share one kernel.
 
-An 8-bit cache has a scale per token and head, `[layers, 2 or 1, pages, kv_heads, PAGE]`. It stores `round(x / scale)`. The scale maps the
-largest magnitude of the elements that share it to 127. An operator that appends skips tokens whose slot does not exist.
+An 8-bit cache has a scale per token and head, `[layers, 2 or 1, pages, kv_heads, PAGE]`. For an element x, the cache stores `round(x /
+scale)`. A scale maps the largest magnitude of the elements that share the scale to 127. An operator that appends skips tokens whose slot
+does not exist.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ def scales_operand(args: tuple[Type, ...], index: int, cache: TensorType) -> Typ
 
 
 def _append_type(args: tuple[Type, ...], names: str) -> Type:
-    """Deduce the annotation of the cache after the append, with that of its scales if there are any. `names` has a letter for each operand
-    that is appended: "kv" or "k"."""
+    """Deduce the annotation of the cache after the append, and of its scales if there are any. `names` has a letter for each operand that
+    is appended: "kv" or "k"."""
     given = [wants_float(tensor_operand(args, 1 + i, n, ndim=3, layout=TOKENS), n) for i, n in enumerate(names)]
     k, v = given[0], given[-1]
     for i, (wanted, found) in enumerate(zip(k.shape or (), v.shape or k.shape or (), strict=True)):
@@ -159,8 +160,8 @@ def _each_slot(kernel: Kernel, slots: Buffer, pages: Dim) -> Generator[tuple[Dim
 
 
 def _lane_tops(kernel: Kernel, names: str, sources: Sequence[Buffer]) -> list[Array]:
-    """Return an array [tokens, heads, lanes] per source. Entry `lane` is the largest magnitude of the elements that this lane holds if a
-    row is read vector by vector. `names` names the arrays."""
+    """Return an array [tokens, heads, lanes] per source. Entry `lane` is the largest magnitude of elements `lane`, `lane + lanes`, `lane +
+    2 * lanes`, ... of a row. `names` has a letter per source."""
     tokens, heads, size = sources[0].shape
     lanes = next(lanes for lanes in (LANES, 8, 4, 2, 1) if prove_divisible(size, lanes))
     found = [kernel.workspace(f"{name}_tops", tokens, heads, lanes) for name in names]
@@ -175,8 +176,8 @@ def _of_lane(x: Array, t: Dim, h: Dim, lanes: int, lane: Dim, r: Dim) -> Scalar:
 
 
 def _write_scales(kernel: Kernel, layer: Dim, scales: Array, tops: Sequence[Array], slots: Buffer) -> None:
-    """Write the scales of the keys, then those of the values if they are given, to the cache. `tops` has for each the largest magnitudes
-    of the lanes, [tokens, heads, lanes]."""
+    """Write the scales of the keys, then those of the values if they are given, to `scales`. `tops` has an array [tokens, heads, lanes] for
+    the keys, and one for the values if they are given: the largest magnitude of each lane."""
     for which, of_lanes in enumerate(tops):
         _, heads, lanes = of_lanes.shape
         with _each_slot(kernel, slots, scales.shape[2]) as (t, page, offset), kernel.nest((heads,)) as (h,):

@@ -1,14 +1,14 @@
 """Attention over the paged KV cache of kv_cache.py.
 
-Token `t` is at position `positions[t]` of sequence `seq_ids[t]`. It attends to all positions of its sequence up to its own position; with a
-window, only to the last `window` of those positions. If `positions` is [tokens, 2], its columns are the first and the last position that
-each token attends to, and there is no window. Query head `h` reads kv head `h // (heads / kv_heads)`. With a `value_size`, the cache has
-only keys, and a value is the first `value_size` elements of its key. With a `softcap`, a score x becomes softcap * tanh(x / softcap). Each
-entry of `sinks`, [heads], is the score of a further key, whose value is 0.
+Token `t` is at position `positions[t]` of sequence `seq_ids[t]`. The token attends to all positions of its sequence up to its own position;
+with a window, only to the last `window` of these positions. If `positions` is [tokens, 2], its columns are the first and the last position
+that each token attends to, and there is no window. Query head `h` reads kv head `h // (heads / kv_heads)`. With a `value_size`, the cache
+has only keys, and a value is the first `value_size` elements of its key. With a `softcap`, a score x becomes softcap * tanh(x / softcap).
+Each entry of `sinks`, [heads], is the score of a further key, whose value is 0.
 
 Over pages of bf16, a back end may round queries and attention weights to bf16, so that a machine's units for bf16 multiply them. If the
-attribute `exact` is true, it must not. Over pages of 8 bits, it may round queries and attention weights to integers of `row_bits` bits, 8
-or 16.
+attribute `exact` is true, a back end must not round them to bf16. Over pages of 8 bits, a back end may round queries and attention weights
+to integers of `row_bits` bits, 8 or 16.
 """
 
 from __future__ import annotations

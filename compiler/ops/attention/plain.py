@@ -1,7 +1,7 @@
 """The reference loop nest of attention: the scores, their maximum, the sum of their exponentials, and the weighted sum of the values.
 
-The interpreter runs these loops, and so does a back end that has no schedule for the given operands. A schedule may add in another order,
-and reads keys and values once.
+The interpreter runs these loops, and so does a back end that has no schedule for the given operands. A schedule may add the terms of a sum
+in another order, and reads keys and values only once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which positions of its sequence a token sees, as the operand `positions` of attention says."""
+"""The positions of its sequence to which a token attends, as the operand `positions` of attention states them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ FIRST, LAST = 0, 1  # columns of `positions[tokens, 2]`
 
 
 def has_window(node: Attention) -> bool:
-    """Return whether there may be tokens that do not see the beginning of their sequence."""
+    """Return whether there may be tokens that do not attend to the beginning of their sequence."""
     return node.window > 0 or node.has_spans
 
 
 def last_position(positions: Array, token: Dim) -> Scalar:
-    """Return the last position that a token sees."""
+    """Return the last position to which a token attends."""
     return cast(positions[token, LAST] if len(positions.shape) == 2 else positions[token], DType.I64)
 
 
 def first_position(k: Kernel, node: Attention, positions: Array, token: Dim, last: Dim) -> Dim:
-    """Return the first position that a token sees. `last` is the last one."""
+    """Return the first position to which a token attends. `last` is the last one."""
     if node.has_spans:
         return k.let("low", cast(positions[token, FIRST], DType.I64))
     return first_of_window(node, last)

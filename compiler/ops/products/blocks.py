@@ -1,4 +1,4 @@
-"""Take apart the blocks of GGUF. compiler/ir/blocks.py says where a block stores its parts.
+"""Split the blocks of GGUF into parts. compiler/ir/blocks.py says where a block stores its parts.
 
 unpack_blocks(blocks, part)     numbers, scales or shifts, in the form that `dequantize` reads
 panel_blocks(blocks)            panel_integers(unpack_blocks(blocks, numbers)), in one pass over memory
@@ -26,7 +26,7 @@ from compiler.ops.operands import tensor_operand
 from compiler.ops.products.integer import PANEL_INTEGERS
 from compiler.ops.tables import INTERPRET, Nest, Operands, define
 
-Byte = Callable[[Dim], Scalar]  # from the index of a byte in a block to its value
+Byte = Callable[[Dim], Scalar]  # a function from the index of a byte in a block to the value of this byte
 
 F32, I32, U8 = DType.F32, DType.I32, DType.U8
 BYTE_BITS, SIGN_OF_BYTE = 8, 128

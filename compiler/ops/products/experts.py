@@ -85,8 +85,7 @@ EXPERT_LINEAR = define(
 
 
 def _by_expert(experts: Any, size: int, dtype: str, of_expert: Callable[[int, Any], Any]) -> Any:
-    """Return the result, [rows, size]. `of_expert(e, mask)` computes its rows for expert `e`; `mask` selects the rows that chose this
-    expert."""
+    """Return the result, [rows, size]. `of_expert(e, mask)` computes the rows of the result that chose expert `e`, which `mask` selects."""
     out = np.empty((len(experts), size), DType(dtype).numpy)
     for e in np.unique(experts):
         out[experts == e] = of_expert(e, experts == e)

@@ -1,5 +1,6 @@
 """Integer products of activations of 8 or 16 bits with weights in panels, which store 8, 6, 4 or 2 bits per weight. The sum of a plane
-within a group is exact. The sums of two planes are combined in f32 with one rounding. The groups are added in order, in f32.
+within a group is exact. The sums of two planes are combined in f32 with one rounding. The groups are added in order, in f32. For row i of
+x, row n of the weight, contracted index k and group g:
 
     x[i, k] = scale[i, g] * v[i, k]     g = k // group; v is one plane of i8 or i16, or two planes of i8: v = 256 * q[0] + q[1]
     y[i, n] = sum(g) (scale[i, g] * weight_scale[n, g]) * (sum(k in g) v[i, k] * w[n, k])
@@ -17,7 +18,7 @@ One order is fixed: first the terms of the offsets are added, group by group, th
     y[i, n] = sum(g) -sum[i, g] * offset[n, g] + sum(g) (scale[i, g] * weight_scale[n, g]) * (sum(k in g) v[i, k] * w[n, k])
 
 If `in_units` is true, weight_scale is an i8 multiple of a unit, and the scale of a group is weight_scale[n, g] * unit[n, u]. Several
-neighbouring groups share the float `unit[n, u]`. Offsets are then i8 multiples of units of their own.
+neighbouring groups share the float `unit[n, u]`. In this case, offsets are i8 multiples of other units, `offset_unit`.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
     *row, planes, length = q.shape
     groups = scale.shape[-1]
     if weight_scale.shape[-2] != groups:
-        constant(weight_scale.shape[-2], "the number of groups of weight_scale")  # 1 and another number need different loop nests
+        constant(weight_scale.shape[-2], "the number of groups of weight_scale")  # must be known: 1 and larger numbers need different nests
     weight_groups = _weight_groups(weight_scale.shape[-2], groups)
     columns, matrix = panels.shape[-1] // FOUR, panels.shape[:-3]
     most = 2 // format.rows.num_bytes
@@ -259,7 +260,7 @@ def integer_relations(args: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation
 
 
 def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
-    """Raise AnnotationError if the operand has another rank, or an extent that is proved to differ."""
+    """Raise AnnotationError if the operand has another rank than `wanted`, or an extent that is proved to differ."""
     if given.shape is not None and len(given.shape) != len(wanted):
         raise AnnotationError(f"{name} has rank {len(given.shape)}, expected {len(wanted)}")
     for d, (w, g) in enumerate(zip(wanted, wanted if given.shape is None else given.shape, strict=True)):
@@ -352,7 +353,7 @@ def integer_numpy(
     w = w.reshape(len(w), groups, length // groups)
     num_rows = int(np.prod(row))
     v = q.astype(np.float64).reshape(num_rows, planes, groups, length // groups)
-    # These sums are exact in f64. The offset is subtracted as the compiled code does it.
+    # These sums are exact in f64. Subtract the offset as the compiled code does.
     sums = np.einsum("mpgk,ngk->pgmn", v, w, optimize=True).astype(np.int64)
     if centred:
         sums -= PANELS[format].offset * total.reshape(num_rows, planes, groups).transpose(1, 2, 0)[..., None].astype(np.int64)

@@ -47,9 +47,9 @@ NEGLIGIBLE = 1e-30  # a group is quantised to zeros if its largest magnitude is 
 
 
 def _magnitude(x: Array, row: Sequence[Dim], first: DimLike, count: Dim, most: Scalar | None = None) -> Scalar:
-    """Return the largest |x| of `count` elements of a row, which begin at `first`. With `most`, return the largest that does not exceed
-    `most`, or 0 if all do. The bits of the magnitudes are compared as integers, which have the same order as the floats. This is faster
-    than comparing floats with a test for NaN, and NaN counts as the largest."""
+    """Return the largest |x| of `count` elements of a row, which begin at `first`. With `most`, return the largest |x| that does not exceed
+    `most`, or 0 if all exceed `most`. The bits of the magnitudes are compared as integers, which have the same order as the floats.
+    Comparing integers is faster than comparing floats with a test for NaN, and NaN counts as the largest."""
 
     def bits(r: Dim) -> Scalar:
         found = bits_of(abs(cast(x[*row, first + r], F32)))
@@ -143,8 +143,8 @@ def _cap(attrs: Attrs) -> float:
 
 
 def _rows_nest(operands: Operands) -> Nest:
-    """Compute per group the largest magnitude, the scale, the quantised numbers in planes, the sum of each plane and, if wanted, the sum of
-    the values that the numbers stand for."""
+    """Compute per group the largest magnitude, the scale, the quantised numbers in planes, the sum of each plane and, if `sums` is true,
+    the sum of the values that the numbers stand for."""
     k, attrs, out = Kernel(), operands.attrs, operands.out
     assert isinstance(out, TupleType)
     outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "total", "sum")[: len(out.fields)], strict=True))
@@ -175,7 +175,7 @@ def _rows_nest(operands: Operands) -> Nest:
 def _write_tops(k: Kernel, x: Array, top: Array, group: Dim, cap: float) -> None:
     """Write to `top` the largest magnitude of each group without its outliers, but at least LEAST times the largest magnitude of the row,
     so that all outliers fit in 16 bits. The limit of a row, which outliers exceed, is computed from a sum of integers, which has the same
-    bits in any order. If a row contains NaN or infinity, so do the results."""
+    bits in any order. If a row contains NaN or infinity, its results contain NaN or infinity."""
     *rows, length = x.shape
     row_top, inverse, limit = (k.workspace(name, *rows) for name in ("row_top", "row_inverse", "limit"))
     size = k.workspace("size", *rows, dtype=I32)
@@ -199,8 +199,8 @@ def _group_sum(q: Array, row: Sequence[Dim], plane: int, first: Dim, count: Dim)
 
 def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool, cap: float) -> Any:
     """Compute with NumPy what `_rows_nest` writes: the quantised numbers in planes, the scale of each group, the sum of each plane of each
-    group and, with `sums`, the sum of each group's numbers times its scale. With a `cap`, the steps are those of 8 bits, and outliers take
-    16 bits (QUANTIZE_ROWS)."""
+    group and, with `sums`, the sum of each group's numbers times its scale. With a `cap`, the steps are those of 8 bits, and outliers need
+    16 bits (see the comment on QUANTIZE_ROWS)."""
     length = x.shape[-1]
     grouped = x.reshape(*x.shape[:-1], length // group if group else 1, group or length)
     steps, scale = _steps(grouped, LARGEST[8], _tops(x, grouped, cap)) if cap else _steps(grouped, LARGEST[bits])
@@ -225,7 +225,7 @@ def _tops(x: Any, grouped: Any, cap: float) -> Any:
 
 
 # If `cap` is not 0, numbers that exceed `cap` times the mean magnitude of their row are outliers. The step of a group is that of 8 bits for
-# the group without its outliers. So outliers take 16 bits, and all other numbers 8: their upper plane is zero.
+# the group without its outliers. So outliers need 16 bits, and all other numbers need 8 bits: their upper plane is zero.
 QUANTIZE_ROWS = define(
     "quantize_rows",
     "x",

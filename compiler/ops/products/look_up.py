@@ -6,8 +6,8 @@
 A scale is a float, or an i8 multiple of a float `unit` that neighbouring groups share; then `offset` is a multiple of `offset_unit`. The
 attribute `offset` says whether there are offsets: "" (none), "zero" (subtracted before scaling) or "shift" (subtracted after scaling).
 
-Numbers, scales and offsets are stored as `dequantize` reads them. If the attribute `format` names a format of panels, they are stored as
-`integer_linear` reads them instead. So a table that is also the head of the model is stored once.
+Numbers, scales and offsets are stored as `dequantize` reads them. If the attribute `format` names a format of panels, these operands are
+stored as `integer_linear` reads them instead. So a table that is also the weight of the model's last layer is stored once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Table:
 
     @staticmethod
     def of(attrs: Attrs) -> _Table:
-        """Read the attributes. Raise AnnotationError if one of them has an unknown value, or if they do not fit together."""
+        """Read the attributes. Raise AnnotationError if an attribute has an unknown value, or if the attributes do not fit together."""
         kind, format, offset = attrs["kind"], attrs["format"], attrs["offset"]
         if kind not in tuple(Kind):
             raise AnnotationError(f"attribute kind is {kind!r}, expected one of {', '.join(Kind)}")

@@ -7,9 +7,9 @@
     zero    shaped like scale, in units of q; without it the numbers are symmetric around 0 (4 bits: around 8)
     shift   takes the place of zero if the attribute `shifted` is true: x = q * scale - shift
 
-If the attribute `kind` is e2m1, a 4-bit number is the bits of a float instead, and scale multiplies the double of that float. If it is
-another name of a table (compiler/ir/numbers.py), such as iq4, a 4-bit number is an index of that table. If it is e4m3, q holds floats of 8
-bits.
+If the attribute `kind` is e2m1, a 4-bit number is the bits of a float instead, and scale multiplies the double of that float. If `kind` is
+another name of a table (compiler/ir/numbers.py), such as iq4, a 4-bit number is an index of that table. If `kind` is e4m3, q holds floats
+of 8 bits.
 
 Dequantising is an ordinary loop nest; fusion moves it into the product that reads its result.
 """

@@ -1,4 +1,4 @@
-"""Search for the scales and shifts of groups of weights, so that rounding costs as little as possible where it matters.
+"""Search for the scales and shifts of groups of weights that minimise the squared errors of rounding, each times an importance.
 
     x           [rows, k] weights
     importance  [rows, k] the factor of each squared error, at least 0
@@ -6,14 +6,14 @@
     shift       [rows, k / group], if the attribute `shifted` is true
 
 A number n stands for n * scale - shift, or for n * scale without shifts. Numbers of 4 bits are 0 to 15 with shifts and -8 to 7 without
-them, numbers of 6 bits -32 to 31. If the attribute `kind` is iq4, a number is one of 16 in a table (compiler/ir/numbers.py), in ascending
-order, and is stored as its index.
+them, numbers of 6 bits -32 to 31. If the attribute `kind` is iq4, a number is one of the 16 numbers of an ascending table
+(compiler/ir/numbers.py), and is stored as its index.
 
 `refine_groups` rounds weights to the nearest numbers, and computes by least squares the scale and the shift that are best for these
-numbers, and their sum of squared errors. If least squares determine no scale or no shift, such as in a group without importance, the given
-one stays. When weights are rounded, a scale of 0 counts as 1. Calls on its own results converge to a minimum near the first scale and
-shift, so a caller compares several starts. `round_groups` returns the numbers, stored as `dequantize` reads them. `group_errors` returns
-the sums of squared errors of given scales and shifts.
+numbers, and the sum of squared errors of each group. If least squares determine no scale or no shift, as in a group whose importances are
+all 0, the given scale or shift stays. When weights are rounded, a scale of 0 counts as 1. Repeated calls, each on the results of the call
+before, converge to a minimum near the first scale and shift, so a caller compares several starts. `round_groups` returns the numbers,
+stored as `dequantize` reads them. `group_errors` returns the sums of squared errors of given scales and shifts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SEARCHED_KINDS = (Kind.INT, Kind.IQ4)
 
 
 def range_of(bits: int, shifted: bool) -> tuple[int, int]:
-    """Return the smallest and the largest number."""
+    """Return the smallest and the largest number of this bit width."""
     return (0, (1 << bits) - 1) if shifted and bits == 4 else (-(1 << bits - 1), (1 << bits - 1) - 1)
 
 

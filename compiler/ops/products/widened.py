@@ -6,9 +6,10 @@
     v[i, k] = 256 * planes[i, 0, k] + planes[i, 1, k]
     y[i, n] = scale[i] * S[n] * sum(k) v[i, k] * w[n, k]
 
-S is about a sixteenth of `largest`, the 4-bit step of the group with the largest scale. Panels have the 4-bit layout of integer.py;
-multipliers and channel scales are in panels of the same number of columns. Planes come from integer_rows.py. The second plane is used in
-rows that need two planes, and is zero in all other rows.
+For row i, channel n, contracted index k and its group g: q are the 4-bit weights, s the scales of groups, m the multipliers, w the widened
+weights, S the channel scales. S is about a sixteenth of `largest`, the 4-bit step of the group with the largest scale. Panels have the
+4-bit layout of integer.py; multipliers and channel scales are in panels of the same number of columns. Planes come from integer_rows.py.
+The second plane is used in rows that need two planes, and is zero in all other rows.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def widened_numpy(
     stored = PANEL4.stored(panels).astype(np.int32) - PANEL4.offset
     eighths = stored * np.repeat(multipliers.transpose(0, 2, 1).reshape(-1, groups).astype(np.int32), length // groups, -1)
     w = (eighths + (1 << EIGHTHS - 1)) >> EIGHTHS
-    # these integers are exact in f64
+    # these sums of integers are exact in f64
     sums = planes.reshape(int(np.prod(row)), 2, length).astype(np.float64).transpose(1, 0, 2) @ w.astype(np.float64).T
     first, second = sums.astype(np.float32)
     exact = numpy_fma(first, np.float32(256), np.where(two_planes.reshape(-1, 1), second, np.float32(0)))

@@ -39,8 +39,8 @@ class _Sampling(Truncations):
     """Writes the code that samples one row, or ranks the given token of one row."""
 
     def sample(self) -> None:
-        """Draw a token and report what is requested. If the logits have a NaN or positive infinity, or if no token may be drawn, write
-        NOT_A_NUMBER or NOTHING_LEFT in place of the token."""
+        """Draw a token and report the requested log-probabilities. If the logits have a NaN or positive infinity, or if no token may be
+        drawn, write NOT_A_NUMBER or NOTHING_LEFT in place of the token."""
         k, i, arrays = self.k, self.i, self.arrays
         self.report_nothing()
         self.adjusted = k.local("adjusted", 1, dtype=BOOL)
@@ -70,7 +70,8 @@ class _Sampling(Truncations):
         self.report(token, cast(self.arrays["tops"][self.i], I64))
 
     def draw_and_report(self) -> None:
-        """Draw a token, or take the best one if the sharpness is 0. Report its log-probability if that is requested."""
+        """Draw a token, or choose the best token if the sharpness (1 / temperature) is 0. Report log-probabilities if they are
+        requested."""
 
         k, tokens = self.k, self.arrays["tokens"]
 
@@ -155,7 +156,7 @@ class _Sampling(Truncations):
     # --- reporting log-probabilities -----------------------------------------------------------------------------------
 
     def report_nothing(self) -> None:
-        """Fill the outputs of the row with what marks a row that requested no log-probabilities."""
+        """Fill the outputs of the row with the values that mark a row without requested log-probabilities."""
         arrays, i = self.arrays, self.i
         for name in ("distances", "totals", "ranks"):
             arrays[name][i] = 0
@@ -164,8 +165,8 @@ class _Sampling(Truncations):
             arrays["top_distances"][i, e] = 0.0
 
     def report(self, token: Dim, num_top: Scalar) -> None:
-        """Report the rank and the distance (meaning.py) of `token`, and the `num_top` most probable tokens. Each of these tokens is deleted
-        from the row; nothing reads the row afterwards."""
+        """Report the rank and the distance (compiler/sampling/meaning.py) of `token`, and the `num_top` most probable tokens. Each of these
+        tokens is deleted from the row; nothing reads the row afterwards."""
         k, g, i, low, arrays = self.k, self.g, self.i, self.low, self.arrays
         with k.scope():
             own, rest, chosen = k.local("own", 1), k.local("rest", 1), k.local("chosen", 1, dtype=I64)

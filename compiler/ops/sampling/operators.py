@@ -1,5 +1,5 @@
 """The sampling operators: draw a token from each row of logits, and report log-probabilities. `runtime.sampling` defines their operands and
-results; meaning.py defines what they compute."""
+results; compiler/sampling/meaning.py defines what they compute."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _types(args: tuple[Type, ...], operands: Mapping[str, DType]) -> dict[str, T
 
 
 def _agree_rows(types: Mapping[str, TensorType], names: tuple[str, ...]) -> Dim | None:
-    """Return the number of rows, or None if it is unknown. Raise AnnotationError if a named operand is proved not to have an entry per row;
-    lists of starts have one more."""
+    """Return the number of rows, or None if it is unknown. Raise AnnotationError if a named operand is proved not to have an entry per row
+    (in lists of starts: an entry per row, and one more)."""
     rows = types["rows"].shape
     for name in names:
         shape = types[name].shape

@@ -1,8 +1,9 @@
 """Operations on a row of logits that all stages of sampling share.
 
-`distance` holds the row in blocks of BLOCK tokens; the last block is padded with infinite distances. `low` has the smallest distance of
-each block, so that a block of distant tokens is skipped without reading it. A block whose `low` is infinite has no tokens left, and its
-distances are undefined. `sum` has the weight of each block.
+The distance of a token is how far its logit is below the row's largest logit, times the sharpness (1 / temperature). `distance` has the
+distances of a row, in blocks of BLOCK tokens; the last block is padded with infinite distances. `low` has the smallest distance of each
+block, so that a block without near tokens can be skipped without reading its distances. A block whose `low` is infinite has no tokens left,
+and its distances are undefined. `sum` has the weight of each block.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def share_of(total: Scalar, share: Scalar) -> Scalar:
 
 class Row:
     """A row of logits and its workspace: row `g` of the workspace, row `i` of the operands, row `source` of the logits. One thread
-    processes a row, so the row stays in the cache of its core."""
+    processes a row, so the row stays in the cache of this thread's core."""
 
     g: Dim
     i: Dim
@@ -74,8 +75,8 @@ class Row:
 
     @contextmanager
     def each_row(self, *, listing: bool) -> Generator[None]:
-        """Loop over the rows. The workspace has room for GROUPS rows and is reused for later rows. With `listing`, it includes `list`,
-        which truncation needs."""
+        """Loop over the rows. The workspace has room for GROUPS rows and is reused for later rows. With `listing`, the workspace includes
+        `list`, which truncation needs."""
         k = self.k
         self.distance = k.workspace("distance", GROUPS, self.blocks * BLOCK)
         self.low = k.workspace("low", GROUPS, self.blocks)
@@ -124,8 +125,8 @@ class Row:
             yield u, lane, BLOCK * b + LANES * u + lane
 
     def each_block(self, read: Read, body: Callable[[Dim, Read], None]) -> None:
-        """Call `body(b, read)` for each block of the row. If the last block of the logits is partial, its `read` gives -inf beyond the
-        vocabulary."""
+        """Call `body(b, read)` for each block of the row. If the last block of the logits is partial, the `read` that the body gets for
+        this block returns -inf beyond the vocabulary."""
         full = self.vocab // BLOCK if read == self.raw else self.blocks
         if full:
             with self.k.serial("b", full) as b:
@@ -136,7 +137,7 @@ class Row:
 
     @contextmanager
     def live(self, reach: Callable[[], Scalar] | None = None) -> Generator[Dim]:
-        """Loop over the blocks that hold a token; if `reach` is given, only over blocks with a token within this distance."""
+        """Loop over the blocks that have a token left; if `reach` is given, only over blocks with a token within this distance."""
         with self.k.serial("b", self.blocks) as b:
             some = self.low[self.g, b] < INF
             with self.k.when(some if reach is None else (self.low[self.g, b] <= reach()) & some):
@@ -248,8 +249,8 @@ class Row:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def weigh(self, distance: Read) -> None:
-        """Set `weight` to `meaning.weigh` of a distance, in each lane. The tile shifts up by 6 more bits than `meaning.weigh` before it
-        shifts down. The constant added for rounding is larger accordingly, so that ties round the same way."""
+        """Set `weight` to `meaning.weigh` of a distance, in each lane. The tile shifts left by 6 more bits than `meaning.weigh` before it
+        shifts right. The constant added for rounding is larger accordingly, so that ties round as in `meaning.weigh`."""
         power, rounded, mantissa = self.power, self.rounded, self.mantissa
         base = float(ROUND + SCALE_BITS - (WEIGHT_BITS - MANTISSA_BITS))
         with self.k.vector(LANES) as lane:

@@ -2,8 +2,8 @@
 
 top_k, top_p and typical_p give each token a sort key and keep the tokens with the smallest keys, but they do not sort the row. For top_p
 and typical_p, a sample of blocks estimates a range of keys that should contain the key of the last token to keep. One pass over the row
-sums the weights of the tokens before that range, and lists the tokens within it. These sums show whether the range contains that last key.
-Histograms narrow the list until all its keys are equal. All sums are of integers, so the result is exact.
+sums the weights of the tokens before that range, and lists the tokens within it. These sums show whether the range contains the key of the
+last token to keep. Histograms narrow the list until all its keys are equal. All sums are of integers, so the result is exact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BUCKETS = 512
 ROUNDS = 40  # maximum number of rounds of `narrow`; each divides the range of f32 numbers by almost BUCKETS
 SPAN = 16.0  # nats that the histogram of the sampled blocks covers
 SAMPLED = 256  # minimum number of blocks in a sample, unless the row has fewer
-HEAVY = 1 / 12  # maximum fraction of the row's blocks that a sample includes because they have a heavy token
+HEAVY = 1 / 12  # maximum fraction of the row's blocks in a sample because of a heavy token (one within the distance `heavy`)
 STEP = 0.5  # nats between the candidates for the threshold `heavy`
 SLACK = 0.01  # nats, more than the rounding error of any distance in a bucket
 # The margin of a sample's estimate of `share` is share * (1 - share) * MARGIN, times 2 for top_p and times 3 for typical_p, which may drop
@@ -44,7 +44,7 @@ class Truncations(Row):
 
     @property
     def stride(self) -> int:
-        """Return the stride at which a sample takes blocks without heavy tokens: a power of two."""
+        """Return the stride, a power of two, at which a sample includes blocks without heavy tokens."""
         return 1 << max(0, (self.blocks // SAMPLED).bit_length() - 1)
 
     def truncate(self, then: Callable[[], None]) -> None:
@@ -206,7 +206,7 @@ class Truncations(Row):
     @contextmanager
     def each_of(self, count: Dim, read: Read) -> Generator[Dim]:
         """Loop over the first `count` entries of the list in parts of LANES entries. Set `near` to what `read` returns for the tokens of
-        the part. Gathers take less code than scalar loads, which LLVM unrolls."""
+        the part. Gathers need less code than scalar loads, whose loop LLVM would unroll."""
         k = self.k
         with k.serial("k", ceil_div(count, LANES)) as part:
             with k.vector(LANES) as lane:
@@ -275,7 +275,7 @@ class Truncations(Row):
         self.list_blocks(lambda b: (low[g, b] < INF) & ((low[g, b] <= heavy[0]) | equal(index(b % self.stride), 0)))
 
     def bucket(self, key: Scalar) -> Scalar:
-        """Return the bucket of a key. The last bucket also takes all keys beyond it."""
+        """Return the bucket of a key. The last bucket also contains all larger keys."""
         scaled = (key - self.base[0]) * self.scale[0]
         return whole(select(scaled < BUCKETS - 1, scaled, BUCKETS - 1))
 
@@ -405,8 +405,8 @@ class Truncations(Row):
                                     self.count[0] = index(to) + 1
 
     def find_last(self) -> None:
-        """Set `last` to the last token with the key `nearest` that is needed to reach `wanted`. Add the tokens up to it to the sums of
-        their blocks and of the row."""
+        """Set `last` to the last token with the key `nearest` that is needed to reach `wanted`. Add the weights of the tokens up to `last`
+        to the sums of their blocks and of the row."""
         self.run[0] = 0
         with self.each_listed(self.own) as (count, part):
             self.weigh_near()
