@@ -4,14 +4,16 @@ A page of a group holds the data that all layers of the group store for PAGE_SIZ
 tensors are parameters of the step, the memory plan how many bytes a page has, and the engine which pages a sequence still needs:
 
     keys and values of all tokens     a sequence keeps its pages to the end
-    keys alone                        the same; each value is the beginning of its key (multi-head latent attention)
+    keys alone                        a sequence keeps its pages to the end; each value is the beginning of its key (multi-head latent
+                                      attention)
     keys and values in a window       pages whose tokens no later token reads go back to the pool
     one state per sequence            a page holds the state after the last token that was computed in it. Every sequence that begins with
-                                      the same tokens can continue from the state of a full page. Large states have pages of more tokens.
-    keys and values of audio          one page per sequence holds those of all frames of its window of audio
+                                      the same tokens can continue from the state of a full page. A page of large states covers more
+                                      than PAGE_SIZE tokens.
+    keys and values of audio          one page per sequence holds the keys and values of all frames of its window of audio
 
-A process that computes only some layers of a model has all groups of the model. A group without any of its layers takes no memory there,
-and no argument of its step.
+A process that computes only some layers of a model has all groups of the model. A group takes no memory, and no parameter of the step, in
+a process that computes none of the group's layers.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ class KVGroup:
     num_kv_heads: int
     head_dim: int
     dtype: str
-    window: int | None = None  # number of most recent tokens, including itself, to which a token attends; None: all
+    window: int | None = None  # number of tokens to which a token attends: itself and the tokens just before it; None: all
     value_size: int | None = None  # a value is the first `value_size` elements of its key; None: values are stored beside the keys
     page_size: ClassVar[int] = PAGE_SIZE
     page_axis: ClassVar[int] = 2  # the axis of pages in the arrays
-    num_parts: ClassVar[int] = 1  # number of entries on this axis that form one page
+    num_parts: ClassVar[int] = 1  # number of entries on the axis of pages that form one page
     keeps_states: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -69,8 +71,8 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class StateGroup:
-    """States: one array [layers, pages, size] per part of a state. The type is always f32, so a state stored in a page equals the computed
-    state bit for bit."""
+    """States. The state of a layer consists of parts; each part has an array [layers, pages, size]. The type is always f32, so a state
+    stored in a page equals the computed state bit for bit."""
 
     layers: tuple[int, ...]
     sizes: tuple[int, ...]  # number of elements of each part of a layer's state
@@ -85,8 +87,8 @@ class StateGroup:
 
     @property
     def window(self) -> int:
-        """The number of most recent tokens whose pages a sequence keeps. A token reads the state after the token before it. One more
-        full page is kept, so that the sequence can go back to the state after that page."""
+        """The number of most recent tokens whose pages a sequence keeps. A token reads the state after the previous token. One more full
+        page is kept, so that the sequence can go back to the state after that page."""
         return self.page_size + 1
 
     def arrays(self, pages: P) -> tuple[Array[P], ...]:
@@ -101,8 +103,9 @@ class StateGroup:
 @dataclass(frozen=True, slots=True)
 class HeardGroup:
     """Keys and values of the frames of audio to which the decoder's layers attend: [layers, 2, parts, kv_heads, PAGE_SIZE * head_dim],
-    with scales if they have 8 bits. A part has the layout of a page of a KVGroup. A page consists of the parts of all frames. Its
-    `page_size` is at least the length of the longest sequence, so a sequence has one page, which no other sequence finds by its tokens."""
+    with scales as in a KVGroup if they have 8 bits. A part has the layout of a page of a KVGroup. A page consists of the parts of all
+    frames. `page_size` is at least the length of the longest sequence, so a sequence has one page. No other sequence finds this page in the
+    prefix cache."""
 
     layers: tuple[int, ...]
     num_kv_heads: int
@@ -120,7 +123,7 @@ class HeardGroup:
         return -(-self.num_frames // PAGE_SIZE)
 
     def arrays_of(self, parts: P) -> tuple[Array[P], ...]:
-        """Return the same as `arrays`, for a number of parts."""
+        """Return the shape and element type of each array of the group, with room for this many parts."""
         return KVGroup(self.layers, self.num_kv_heads, self.head_dim, self.dtype).arrays(parts)
 
     def arrays(self, pages: int) -> tuple[Array[int], ...]:

@@ -1,18 +1,18 @@
 """Errors of the runtime.
 
 RuntimeFault
-  DamagedFile            a stored file does not hold what was written
+  DamagedFile            the content of a stored file is not what was written
   UnsafeCache            another user could write to the cache, and so run code in this process, or could read its key
   IncompatibleExecutable an executable was written by another version, or for another machine
   DamagedCode            object code or PTX is damaged, or was not written by our compiler
   UnresolvedSymbol       object code needs a symbol that nothing defines
   InvalidProgram         the instructions are not ones that our compiler emits
-  UnknownName            no function, parameter or routine has this name
-  ArgumentMismatch       a value does not match its specification
-    BoundExceeded        a dimension is outside its declared range
-  OutOfMemory            a request exceeds the limit or the memory of the system; it is refused before anything is allocated
-  NoDevice               the GPUs that a program asks for, their driver or pycuda are missing, or these GPUs do not fit each other
-  DeviceFault            a device failed; on a GPU, its context and all work on it are lost
+  UnknownName            no function, builtin, routine, parameter or variable has this name
+  ArgumentMismatch       a value does not match its specification, or is missing
+    BoundExceeded        a value is outside its declared range, or a derived size does not fit 64 bits or divides by zero
+  OutOfMemory            a request for memory exceeds the limit or the memory of the system; nothing is allocated
+  NoDevice               the GPUs that a program needs, their driver or pycuda are missing, or these GPUs cannot work together
+  DeviceFault            a device failed; after a failure of a GPU, its context and all work on it are lost
   TooDeep                calls of functions are nested too deeply
   InvalidFlag            the value of a developer switch does not parse
 """
@@ -28,7 +28,7 @@ class RuntimeFault(Exception):
 
 
 class DamagedFile(RuntimeFault):
-    """A stored file does not hold what was written."""
+    """The content of a stored file is not what was written."""
 
     def __init__(self, path: Path, section: str, problem: str) -> None:
         super().__init__(f"{path}: section {section!r} is damaged: {problem}")
@@ -84,11 +84,12 @@ class OutOfMemory(RuntimeFault):
 
 
 class NoDevice(RuntimeFault):
-    """The GPUs that a program asks for, their driver or pycuda are missing, or these GPUs do not fit each other."""
+    """The GPUs that a program needs, their driver or pycuda are missing, or these GPUs cannot work together."""
 
 
 class DeviceFault(RuntimeFault):
-    """A device failed, or the system does not allow what it needs. After a failure of a GPU, its context and all work on it are lost."""
+    """A device failed, or the system does not allow an operation that the device needs. After a failure of a GPU, its context and all work
+    on it are lost."""
 
 
 class TooDeep(RuntimeFault):

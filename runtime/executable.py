@@ -1,4 +1,4 @@
-"""The format of executables. The compiler emits an executable, the cache stores it, and the virtual machine needs nothing else.
+"""The format of executables. The compiler emits an executable, the cache stores it, and the virtual machine runs it.
 
     Executable
       functions   name -> VMFunction: instructions over registers
@@ -23,7 +23,7 @@ size.
 
 On a GPU a phase is `void body(void **record, uint32_t tells)`, run by any number of blocks; `grid` returns how many blocks have work. A
 record holds the address of a word, then the buffers, then the dims, then the address of the counters if the phase has any. If `tells` is
-not 0, the phase stores the record's own address to that word when it begins.
+not 0, the phase begins by storing the address of the record in this word.
 
 At the entry of a function its parameters are matched, which calls `derive` and checks bounds, and the arena is made large enough. Then the
 instructions run. Weights whose specification mentions a slot are matched at each call, all others once, when they are bound.
@@ -84,7 +84,7 @@ DimRef = int | Slot
 
 
 class TensorSpec(Struct, frozen=True, tag=True):
-    """A tensor of this shape and element type. An element type of None stands for any."""
+    """A tensor of this shape and element type. If `dtype` is None, any element type matches."""
 
     shape: tuple[DimRef, ...] | None  # None: the extents are unknown; `ndim` is the rank, if known
     dtype: str | None
@@ -92,7 +92,7 @@ class TensorSpec(Struct, frozen=True, tag=True):
 
 
 class ShapeSpec(Struct, frozen=True, tag=True):
-    """A shape, which is a value of its own: a tuple of integers."""
+    """A shape that is itself a value: a tuple of integers."""
 
     dims: tuple[DimRef, ...] | None  # None: the integers are unknown; `ndim` is their number, if known
     ndim: int | None = None
@@ -149,8 +149,8 @@ class Phase(Struct, frozen=True, tag=True):
     body: str  # symbol of the object code
     grid: str  # symbol of the host code, or of the object code if there is no host code
     threads: int = 1  # threads per block on a GPU
-    num_counters: int = 0  # number of 32-bit counters that the phase's blocks share; they are zero before and after each launch
-    shared_bytes: int = 0  # bytes of a GPU block's shared memory that a launch must request, because they exceed what every block may use
+    num_counters: int = 0  # number of 32-bit counters that the phase's blocks share; the counters are zero before and after each launch
+    shared_bytes: int = 0  # bytes of shared memory that a launch must request per block on a GPU; 0: no more than any block may use
 
 
 class Kernel(Struct, frozen=True, tag=True):
@@ -166,7 +166,7 @@ class Kernel(Struct, frozen=True, tag=True):
 
 
 class Base(StrEnum):
-    """The place from which the address of a buffer counts."""
+    """The memory in which a buffer is. The address of the buffer is an offset from its beginning."""
 
     REGISTER = "register"  # the tensor in a register of the calling frame
     ARENA = "arena"  # the planned arena, at an offset
@@ -187,8 +187,8 @@ class NativeLaunch(Struct, frozen=True, tag=True):
     kernel: int  # index in Executable.kernels
     operands: tuple[Operand, ...]
     dims: tuple[DimRef, ...]
-    # Whether a GPU may begin this launch before earlier launches have ended. Its kernel then waits for their end itself; until then, it
-    # reads only what no launch of the function writes.
+    # Whether a GPU may begin this launch before earlier launches have ended. If so, the kernel itself waits for their end; until then, the
+    # kernel reads only memory that no launch of the function writes.
     overlaps: bool = False
 
 
@@ -296,7 +296,7 @@ class ExecutableMeta(Struct, frozen=True, tag=True):
 
 
 class _ConstantInfo(Struct, frozen=True, tag=True):
-    """The element type and the shape of a stored constant, whose bytes are in a section of its own."""
+    """The element type and the shape of a stored constant, whose bytes are in a separate section."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -342,15 +342,16 @@ class Executable:
         return tuple(known[name] for name in takewhile(known.__contains__, names))
 
     def save(self, path: Path, ranges: str = "") -> None:
-        """Write and seal an executable. `ranges` is sealed with it: the ranges of its variables, which the cache stores beside it."""
+        """Write and seal an executable. The seal also covers `ranges`, the ranges of its variables, which the cache stores in another
+        file."""
         content = sections.packed({"version": _encode(_Version(FORMAT_VERSION)), **_sections_of(self, "")})
         sealed.store(path, content, _label(path, ranges))
 
     @staticmethod
     def load(path: Path, ranges: str = "", key: bytes | None = None) -> Executable:
-        """Read an executable, and verify its seal and then every section. `key` is the key of the seal; None: the one of the file's folder.
-        Constants are read-only views of the bytes that were read. Raise IncompatibleExecutable for a file of another format, and what
-        `sealed.load` raises for one that cannot be used."""
+        """Read an executable, and verify its seal and then every section. `key` is the key of the seal; None: the key of the file's folder.
+        Constants are read-only views of the bytes that were read. Raise IncompatibleExecutable for a file of another format, and the errors
+        of `sealed.load` for a file that cannot be used."""
         file = sections.SectionFile(path, content=sealed.load(path, _label(path, ranges), key))
         version = _decode(file, "version", _Version)
         if version.format_version != FORMAT_VERSION:
@@ -400,7 +401,7 @@ def _read(file: sections.SectionFile, prefix: str) -> Executable:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return the key of an element type in DTYPES. Raises ValueError for a type that is not in it."""
+    """Return the key of an element type in DTYPES. Raise ValueError for a type that is not in DTYPES."""
     for name, known in DTYPES.items():
         if known == dtype:
             return name
@@ -431,7 +432,7 @@ def _text(file: sections.SectionFile, name: str) -> str:
 
 
 def _constant(file: sections.SectionFile, name: str, info: _ConstantInfo) -> NDArray[Any]:
-    """Return a constant as a view of the file. Raises DamagedFile if the bytes are not those of such an array."""
+    """Return a constant as a view of the file. Raise DamagedFile if the section has another size than the array in `info`."""
     data = file.read(name)
     dtype = DTYPES.get(info.dtype)
     if dtype is None or min(info.shape, default=0) < 0 or prod(info.shape) * dtype.itemsize != data.nbytes:

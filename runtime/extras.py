@@ -4,6 +4,6 @@ from __future__ import annotations
 
 
 def installing(extra: str) -> str:
-    """Return the remedy if an extra is missing. It names a checkout, never the project `relaxserve` of a package index: no index has it,
-    and if relaxserve was installed with pipx or uv, the shell's pip would ask one for it, where anybody could take the name."""
+    """Return what a user must do if an extra is missing. The text says to install from a checkout. It never names a project `relaxserve`
+    for pip to find: no package index has this project, so anybody could register the name, and pip would install their code."""
     return f"in a checkout, install '.[{extra}]' as relaxserve was installed (pipx and uv: with --force, and with all extras that you use)"

@@ -1,5 +1,6 @@
-"""Require regular files: opening a FIFO can block forever, and a device can be read without end. Find out what is on the disk, and never
-take for absent what cannot be read. Append to files, recognise what downloads leave in place of a file, and digest the files of a package.
+"""Require regular files: opening a FIFO can block forever, and a device can be read without end. Find files and folders, with an error for
+those that cannot be read: they must not seem to be absent. Append to files, recognise files that a failed download left in place of a
+model's data, and digest the Python files of a folder.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def regular(path: Path) -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Return whether there is a file, a folder or a link at a path, even a broken link. Raise OSError if that cannot be found out; then
-    `os.path.lexists` would say no."""
+    """Return whether there is a file, a folder or a link at a path, even a broken link. Raise OSError if that cannot be found out, where
+    `os.path.lexists` returns False."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -42,14 +43,14 @@ def is_there(path: Path) -> bool:
 
 
 def entries_of(folder: Path) -> list[Path]:
-    """Return what a folder has, sorted. Raise OSError if it cannot be read; then `Path.glob` would find nothing."""
+    """Return the paths of a folder's entries, sorted. Raise OSError if the folder cannot be read, where `Path.glob` finds nothing."""
     with os.scandir(folder) as found:
         return sorted(folder / entry.name for entry in found)
 
 
 def files_below(folder: Path, *, without: str = "") -> list[Path]:
     """Return all files in a folder and in the folders below, sorted, except those in folders with the name `without`. Raise OSError if a
-    folder cannot be read; then `Path.rglob` would find nothing there."""
+    folder cannot be read, where `Path.rglob` finds nothing."""
     found: list[Path] = []
     for path, folders, names in os.walk(folder, onerror=_raised):
         folders[:] = [name for name in folders if name != without]
@@ -62,7 +63,7 @@ def _raised(error: OSError) -> None:
 
 
 def at_home(text: str) -> Path:
-    """Return the path that a text names, with the home of a user in place of `~` or `~NAME` at its beginning. If no such user has a home,
+    """Return the path that a text names, with the home of a user in place of `~` or `~NAME` at its beginning. If this home cannot be found,
     the text itself is the path, as in a shell."""
     try:
         return Path(text).expanduser()
@@ -75,7 +76,7 @@ def append_whole(file: FileIO, data: bytes) -> None:
     size, rest = os.fstat(file.fileno()).st_size, memoryview(data)
     try:
         while rest:
-            rest = rest[file.write(rest) :]  # a disk that is nearly full takes a part, and raises OSError for the next one
+            rest = rest[file.write(rest) :]  # on a nearly full disk, a call writes a part of the data, and the next one raises OSError
     except OSError:
         with suppress(OSError):  # nothing can be removed from a pipe
             file.truncate(size)
@@ -95,12 +96,13 @@ _STAND_INS = (
 
 
 def stand_in(head: bytes) -> str:
-    """Say what a file contains in place of a model's data, and what to do about it, or return "". `head` is the file's beginning."""
+    """Return a text that says what a file contains in place of a model's data, and what the user can do, or "" for any other content.
+    `head` is the file's beginning."""
     return next((said for pattern, said in _STAND_INS if pattern.match(head)), "")
 
 
 def digest_of_sources(root: Path, seed: str = "") -> str:
-    """Return a digest of `seed` and of the contents and paths of all Python files below a folder. Raise OSError if one cannot be read."""
+    """Return a digest of `seed` and of the paths and contents of a folder's Python files. Raise OSError if a file cannot be read."""
     digest = hashlib.sha256(seed.encode())
     for path in (file for file in files_below(root, without="__pycache__") if file.suffix == ".py"):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())

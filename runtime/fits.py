@@ -1,7 +1,7 @@
-"""Define the ways in which an image becomes crops, the parts that a model sees. The compiler reads from a model's files which way it needs,
-and the server cuts images in this way.
+"""Define the ways in which an image becomes crops, the parts that a model sees. The compiler reads from a model's files which way the model
+needs, and the server cuts images in this way.
 
-In some ways a crop is a square of a fixed size. In the others it has any size: its edges are multiples of the edge of a square, which is
+In some ways a crop is a square of a fixed size. In the other ways a crop has any size: its edges are multiples of the edge of a square,
 the part of an image that becomes one token.
 """
 
@@ -18,8 +18,8 @@ LOW_EDGE = 16  # with detail `low`, an image that keeps its proportions has at m
 
 
 class Way(msgspec.Struct, frozen=True, tag=True):
-    """A way in which an image becomes crops. The parameter `edge` of its methods is the number of pixels of an edge of a crop; if crops
-    have any size, of an edge of a square."""
+    """A way in which an image becomes crops. The parameter `edge` of its methods is a number of pixels: the edge of a crop, or the edge of
+    a square if crops have any size."""
 
     any_size: ClassVar[bool] = False  # whether crops have any size
 
@@ -33,24 +33,24 @@ class Way(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stretched(Way, frozen=True, tag=True):
-    """Both edges of the image become those of one crop."""
+    """The image is scaled to the size of one crop, whatever its proportions."""
 
 
 class Centre(Way, frozen=True, tag=True):
-    """The image is scaled so that its shorter edge becomes that of a crop. The middle of the scaled image is the crop."""
+    """The image is scaled until its shorter edge is as long as a crop's edge. The middle of the scaled image is the crop."""
 
 
 class _Split(Way, frozen=True, tag=True):
-    """A way in which an image becomes several crops and a small one of the whole image, or only the latter."""
+    """A way in which an image becomes several crops of its parts, and one crop that shows the whole image in small."""
 
-    splits: bool = True  # whether the image becomes several crops and a small one of the whole; False: only the whole
+    splits: bool = True  # False: only the crop of the whole image is made
 
     def low(self, edge: int) -> Self:
         return replace(self, splits=False)
 
 
 class Tiles(_Split, frozen=True, tag=True, kw_only=True):
-    """The image is scaled to a multiple of a crop's edge and cut into crops; a last crop shows the whole image."""
+    """The image is scaled until its edges are multiples of a crop's edge, and cut into crops; a last crop shows the whole image."""
 
     longest_edge: int  # pixels of the longer edge to which the image is scaled
 
@@ -58,21 +58,22 @@ class Tiles(_Split, frozen=True, tag=True, kw_only=True):
 class Grid(_Split, frozen=True, tag=True, kw_only=True):
     """Like Tiles, but the image is scaled to the number of rows and columns of crops that fits its proportions best."""
 
-    most_crops: int  # largest number of crops besides that of the whole image
+    most_crops: int  # largest number of crops besides the crop of the whole image
 
 
 class Canvas(_Split, frozen=True, tag=True, kw_only=True):
     """The image keeps its proportions on a black canvas, which is cut into a grid of crops; a last crop shows the whole image."""
 
-    most_crops: int  # largest number of crops besides that of the whole image
-    enlarges: bool = False  # whether an image that is smaller than a canvas is enlarged, on the canvas on which it becomes largest
+    most_crops: int  # largest number of crops besides the crop of the whole image
+    # Whether an image that is smaller than a canvas is enlarged to fill it; then the canvas on which the image becomes largest is chosen.
+    enlarges: bool = False
 
 
 class Capped(Way, frozen=True, tag=True):
-    """An image with a longer edge than allowed is reduced, and then both edges are rounded up to multiples of a square's edge."""
+    """An image whose longer edge exceeds `longest_edge` is reduced; then both edges are rounded up to multiples of a square's edge."""
 
     any_size: ClassVar[bool] = True
-    longest_edge: int
+    longest_edge: int  # pixels
 
     def most_squares(self, edge: int) -> int:
         return ceil(self.longest_edge / edge) ** 2
@@ -82,7 +83,7 @@ class Capped(Way, frozen=True, tag=True):
 
 
 class Filled(Way, frozen=True, tag=True):
-    """Both edges become multiples of a square's edge, for as many squares as allowed in about these proportions."""
+    """The image is scaled to `most_pixels`, and both edges are rounded down to multiples of a square's edge."""
 
     any_size: ClassVar[bool] = True
     most_pixels: int
@@ -106,16 +107,16 @@ class Naflex(Way, frozen=True, tag=True):
 
 
 class Free(Way, frozen=True, tag=True, kw_only=True):
-    """Both edges of the image become multiples of a square's edge, and nearly keep their proportions."""
+    """Both edges of the image become multiples of a square's edge, in nearly the same proportions."""
 
     any_size: ClassVar[bool] = True
     least_pixels: int  # an image with fewer pixels is enlarged
     most_pixels: int  # an image with more pixels is reduced
-    enlarges_edges: bool = False  # whether an image whose shorter edge is shorter than a square's edge is first enlarged to this edge
+    enlarges_edges: bool = False  # whether an image whose shorter edge is shorter than a square's is first enlarged until they are equal
 
     def most_squares(self, edge: int) -> int:
         least, most = (pixels / edge**2 for pixels in (self.least_pixels, self.most_pixels))
-        # Edges are rounded up in an image that is enlarged, and to at least one square in one that is reduced.
+        # The edges of an enlarged image are rounded up. Each edge of a reduced image has at least one square.
         enlarged = least + sqrt(least * MOST_RATIO) + sqrt(least / MOST_RATIO) + 1
         return int(max(most, sqrt(most * MOST_RATIO), enlarged))
 
@@ -128,11 +129,11 @@ class Mixed(Free, frozen=True, tag=True, kw_only=True):
     """Like Free, but a large image is also cut into a grid of square crops, which precede the crop of the whole image."""
 
     splits: bool  # whether a large image is cut; False: each image becomes one crop
-    least_crops: int  # least number of crops of a large image besides that of the whole
-    most_crops: int  # largest number of crops of a large image besides that of the whole
-    shows_whole: bool = True  # whether the crop of the whole follows those of a large image
-    tile_edge: int  # pixels of an edge of the crops of a large image
-    unsplit_pixels: int  # an image with more pixels, when its edges are rounded to squares, is a large one
+    least_crops: int  # least number of crops of the grid
+    most_crops: int  # largest number of crops of the grid
+    shows_whole: bool = True  # whether the crop of the whole image follows the crops of the grid
+    tile_edge: int  # pixels of an edge of the crops of the grid
+    unsplit_pixels: int  # an image is large if it has more pixels after its edges are rounded to multiples of a square's edge
 
     def most_squares(self, edge: int) -> int:
         return max(Free.most_squares(self, edge), (self.tile_edge // edge) ** 2)

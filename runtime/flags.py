@@ -16,7 +16,7 @@ from runtime.errors import InvalidFlag
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The values of the switches. SWITCHES says what each means."""
+    """The values of the switches. SWITCHES says what each switch means."""
 
     debug: int = 0
     dump: Path | None = None
@@ -97,7 +97,7 @@ def parse(environment: Mapping[str, str]) -> Flags:
             continue
         try:
             values[switch.field] = switch.parse(text)
-        except (ValueError, KeyError, RuntimeError):  # the last one: a path in the home of a user that does not exist
+        except (ValueError, KeyError, RuntimeError):  # RuntimeError: the path is in the home of a user who does not exist
             raise InvalidFlag(switch.variable, text, switch.expected) from None
     return Flags(**values)
 

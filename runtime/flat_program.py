@@ -2,7 +2,7 @@
 
 A call of a function takes these steps:
 
-    1  for each dimension of an input that defines a heap slot, write the dimension to that slot; literals come after the slots
+    1  for each dimension of an input that defines a heap slot, write the dimension to that slot; write the literals after all slots
     2  call `derive`, a function of the object code, which computes all other slots; it returns 0 if it succeeds
     3  check that inputs have the shapes in the heap, and that each bound and check holds
     4  for each record in order, compute the addresses of its buffers, each a base plus the number of bytes in a slot, and the values of its
@@ -106,7 +106,7 @@ class Check(FlatStruct, frozen=True):
 
 
 class Record(FlatStruct, frozen=True):
-    """One phase of one kernel."""
+    """A launch of one phase of a kernel."""
 
     body: str
     grid: str
@@ -115,7 +115,7 @@ class Record(FlatStruct, frozen=True):
 
 
 class FlatFunction(FlatStruct, frozen=True):
-    """A function as records. `derive` is its shape function; None: all slots are extents of inputs."""
+    """A function as a list of records. `derive` is its shape function; None: all slots are extents of inputs."""
 
     name: str
     inputs: tuple[FlatTensor, ...]
@@ -144,8 +144,8 @@ class FlatProgram(FlatStruct, frozen=True):
 
 
 def flat_program(executable: Executable, entry: str, others: Iterable[str] = ()) -> FlatProgram:
-    """Flatten the functions `entry` and `others`, each with its weights. Some functions, such as the sampler, have none. Raise
-    InvalidProgram if a function is not flat, if a weight has no constant shape, or if the size of an arena is no constant."""
+    """Flatten the functions `entry` and `others`, each with its weights, if it has any: the sampler has none. Raise InvalidProgram if a
+    function is not flat, if a weight has no constant shape, or if the size of an arena is no constant."""
     meta, names = executable.meta, (entry, *others)
     weights, weights_bytes = _stored(executable, names)
     places = {w.name: w.offset for w in weights}
@@ -178,8 +178,8 @@ def weight_name(function: str, weight: str) -> str:
 
 
 def _stored(executable: Executable, functions: Iterable[str]) -> tuple[tuple[Stored, ...], int]:
-    """Place the weights of the functions, and all constants, in the block of weights. Return them and the size of the block in bytes. Raise
-    InvalidProgram if a weight has no constant shape."""
+    """Place the weights of the functions, and all constants, in the block of weights. Return their places and the size of the block in
+    bytes. Raise InvalidProgram if a weight has no constant shape."""
     found: list[Stored] = []
     end = 0
     shapes: list[tuple[str, str, tuple[int, ...]]] = []
@@ -212,7 +212,7 @@ class _Flattening:
     meta: ExecutableMeta
     source: VMFunction  # the function to flatten
     places: Mapping[str, int]  # byte offset of each weight and constant in the block of weights
-    literals: dict[int, int] = field(default_factory=dict[int, int])  # number of each literal: its slot is this far behind the others
+    literals: dict[int, int] = field(default_factory=dict[int, int])  # number of each literal, counted from the end of the function's slots
     tensors: dict[int, FlatTensor] = field(default_factory=dict[int, FlatTensor])  # tensors in the arena, by register
     # the tensors of each tuple, by register
     tuples: dict[int, tuple[FlatTensor, ...]] = field(default_factory=dict[int, tuple[FlatTensor, ...]])
@@ -314,15 +314,15 @@ class _Flattening:
                 return FlatBase.WEIGHTS, self._stored(operand.offset, self.places[name])
 
     def _stored(self, offset: DimRef, place: int) -> int:
-        """Return the slot of the offset of a buffer in the block of weights. `place` is the offset of its weight or constant. Raise
-        InvalidProgram if `offset`, its offset within that, is no constant."""
+        """Return the slot of the offset of a buffer in the block of weights. `place` is the offset of the weight or constant in this block,
+        and `offset` that of the buffer in the weight or constant. Raise InvalidProgram if `offset` is no constant."""
         if isinstance(offset, Slot):
             raise InvalidProgram(f"{self.source.name} is not flat: a weight's offset, {self.source.slots[offset.index]}, is not a constant")
         return self._slot(place + offset)
 
     def _behind(self, tensor: FlatTensor, offset: DimRef) -> int:
-        """Return the slot of the offset of a buffer that is a whole tensor in the arena. Raise InvalidProgram if it is only a part of the
-        tensor."""
+        """Return the slot of the offset of a buffer that is a whole tensor in the arena. Raise InvalidProgram if the buffer is only a part
+        of the tensor."""
         if offset != 0:
             raise InvalidProgram(f"{self.source.name} is not flat: a launch reads only a part of a tensor in the arena")
         return tensor.offset
@@ -338,7 +338,7 @@ class _Flattening:
                 raise InvalidProgram(f"{self.source.name} is not flat: {arg} is not an integer")
 
     def _slot(self, ref: DimRef) -> int:
-        """Return the slot of an integer. Literals have slots after all others."""
+        """Return the slot of an integer. The slots of literals come after those of the function."""
         if isinstance(ref, Slot):
             return ref.index
         return len(self.source.slots) + self.literals.setdefault(ref, len(self.literals))

@@ -1,10 +1,10 @@
-"""Keep the code of dataclasses between starts, as Python keeps that of modules.
+"""Keep the code of dataclasses between starts, as Python keeps the bytecode of modules.
 
 For each dataclass, Python's `dataclasses` writes the text of four to six functions and compiles it: 1,000 texts for the imports of a front,
-2,500 for those of a worker that compiles a model. That takes 0.1 and 0.2 s of processor time, a fifth and a third of the imports. A text
-always becomes the same code, so this module keeps code by its text. The file lies with the bytecode of this module in `__pycache__`, and
-is trusted as that is: whoever can write there can change modules, too. Python's switches for bytecode apply: with PYTHONDONTWRITEBYTECODE
-nothing is written, and PYTHONPYCACHEPREFIX names another folder.
+2,500 for the imports of a worker that compiles a model. That takes 0.1 s and 0.2 s of processor time, a fifth and a third of the imports. A
+text always becomes the same code, so this module stores each text with its code in a file. The file lies in `__pycache__` beside the
+bytecode of this module, and needs no further protection: whoever can write there can change modules, too. Python's switches for bytecode
+apply: with PYTHONDONTWRITEBYTECODE nothing is written, and PYTHONPYCACHEPREFIX names another folder.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any
 from runtime.launch import ROOT
 from runtime.whole_files import ORDINARY, remove_abandoned, replacing
 
-MOST = 8_000  # texts in a file; with more, those that this process did not use are left out
+MOST = 8_000  # maximum number of texts in a file; beyond it, the texts that this process did not use are left out
 DIGEST_BYTES = 32
 
 Codes = dict[str, CodeType]
 
 
 class GeneratedCode:
-    """Takes the place of `exec` in the module `dataclasses`."""
+    """The stored code, with a method `exec` that replaces the built-in `exec` in the module `dataclasses`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class GeneratedCode:
         builtins.exec(code, globals, locals)
 
     def keep(self) -> None:
-        """Write the file if this process has compiled a text, unless Python's switches forbid bytecode. Ignore a failure."""
+        """Write the file if this process has compiled a text, unless Python's switches forbid bytecode. If that fails, do nothing."""
         if not self.num_compiled or sys.dont_write_bytecode:
             return
         whole = {**self._kept, **self._used}
@@ -69,12 +69,12 @@ def recall(process: str) -> None:
     global _of_process
     with suppress(NotImplementedError):  # this Python keeps no bytecode
         _of_process = GeneratedCode(place(process))
-        dataclasses.__dict__["exec"] = _of_process.exec  # hides the built-in function there
+        dataclasses.__dict__["exec"] = _of_process.exec  # in `dataclasses`, this hides the built-in function
 
 
 def keep() -> None:
-    """Keep the code of this process for later ones, and let its memory go. Call this once all usual modules are imported. Later dataclasses
-    are compiled as without this module."""
+    """Store the code of this process for later processes, and free its memory. Call this once all usual modules are imported. Dataclasses
+    that are defined later are compiled as without this module."""
     global _of_process
     if _of_process is not None:
         del dataclasses.__dict__["exec"]
@@ -83,12 +83,12 @@ def keep() -> None:
 
 
 def place(process: str) -> Path:
-    """Return where the code of a kind of process is kept. The name has the version of Python."""
+    """Return the path of the file with the code of a kind of process. The name of the file contains the version of Python."""
     return Path(importlib.util.cache_from_source(__file__)).with_suffix(f".{process}")
 
 
 def _read(path: Path) -> Codes:
-    """Return the code by its text. A missing or damaged file has none."""
+    """Return the code by its text, or nothing if the file is missing or damaged."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -103,6 +103,6 @@ def _digest(content: bytes) -> bytes:
 
 @cache
 def _installed() -> str:
-    """Return the name and version of this installation, or "" in a checkout. What another version kept is not used, so that a file does not
-    grow with each version."""
+    """Return the name and version of this installation, or "" in a checkout. Code that another version of relaxserve stored is not used, so
+    that the file does not grow with each version."""
     return next((found.name for found in ROOT.glob("relaxserve-*.dist-info")), "")

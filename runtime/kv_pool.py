@@ -18,8 +18,8 @@ class KVPool:
     """The pages of all cache groups of a model, in memory of the device."""
 
     def __init__(self, groups: Sequence[CacheGroup], num_pages: Sequence[int], account: MemoryAccount, device: Device) -> None:
-        """Allocate the tensors. Raise OutOfMemory if they do not fit. On a CPU, the system provides physical memory only when pages are
-        written. A group without layers in this process gets no tensors."""
+        """Allocate the tensors. Raise OutOfMemory if they exceed the limit of `account` or the memory of the device. On a CPU, the system
+        provides physical memory only when pages are written. A group without layers in this process gets no tensors."""
         self.num_pages = tuple(num_pages)  # number of pages of each group
         self.groups = tuple(groups)
         account.resize("kv pool", sum(group.bytes_per_page * count for group, count in zip(groups, num_pages, strict=True)))
@@ -51,7 +51,7 @@ class KVPool:
         return b"".join(self._device.read_index(tensor, axis, index) for tensor, index in places)
 
     def write_page(self, group: int, page: int, data: bytes | memoryview) -> None:
-        """Set a page to bytes that `read_page` of a pool with equal groups has returned. Raise ValueError if their number is wrong."""
+        """Set a page to bytes that `read_page` of a pool with equal groups has returned. Raise ValueError if `data` has a wrong length."""
         self._check(group, page)
         axis, count = self.groups[group].page_axis, self.groups[group].num_parts
         if len(data) != (wanted := self.groups[group].bytes_per_page):

@@ -21,8 +21,8 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("server", "compiler", "runtime", "deploy")
-# More objects than the modules of the process that serves HTTP create (170,000). They are never freed, so searching them for garbage would
-# only delay its start.
+# More objects than the modules of the process that serves HTTP create (170,000). Objects of modules are never freed, so searching them for
+# garbage would only delay the start.
 IMPORTED = 250_000
 REMEDY = "in a checkout, install relaxserve by itself (pipx install ., uv tool install .), or once more (pip install --force-reinstall .)"
 

@@ -69,7 +69,8 @@ def routine(name: str) -> Routine:
 
 
 def _sortable(x: Array) -> Array:
-    """Convert elements to f32 if NumPy does not define their type, such as bf16: it cannot order the NaNs of such types. This is exact."""
+    """Convert elements to f32, which is exact, if NumPy itself does not define their type, such as bf16: it cannot order the NaNs of such
+    a type."""
     return x.astype(np.float32) if x.dtype.kind == "V" else x
 
 

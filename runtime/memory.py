@@ -38,8 +38,9 @@ class MemoryAccount:
 
 class Arena:
     """One block of memory that grows to the largest demand and never shrinks. Nested calls form a stack in it: each uses the bytes after
-    its caller's bytes. A nested call that does not fit gets a separate block, and the next outermost call grows the arena so that all of
-    them fit. A call with `keep_last` uses the bytes after those of the last outermost call, so the results of that call stay intact."""
+    its caller's bytes. A nested call that does not fit gets a separate block, and the next outermost call grows the arena to the largest
+    demand so far. A call with `keep_last` uses the bytes after those of the last outermost call, so the results of that call stay
+    intact."""
 
     def __init__(self, account: MemoryAccount, device: Device) -> None:
         self._account = account
@@ -107,14 +108,14 @@ class Arena:
         self._tops.pop()
 
     def reserve(self, num_bytes: int) -> None:
-        """Grow the arena to at least this size now, so that the first call need not."""
+        """Grow the arena to at least this size now, so that the first call need not grow it."""
         self.enter(num_bytes)
         self.leave()
 
 
 class Aside:
-    """The block of memory that takes the place of the arena in a call in parts, since other calls use the arena between its parts. It grows
-    to the largest demand and never shrinks. One call at a time uses it."""
+    """The block of memory that a call in parts uses instead of the arena, since other calls use the arena between two parts. The block
+    grows to the largest demand and never shrinks. One call at a time uses it."""
 
     def __init__(self, account: MemoryAccount, device: Device) -> None:
         self._account = account
@@ -124,7 +125,8 @@ class Aside:
 
     @contextmanager
     def entered(self, num_bytes: int) -> Generator[Memory]:
-        """Lend the memory to a call for the `with`. It is not initialised. Raise OutOfMemory as `Arena.enter` does."""
+        """Reserve the memory for a call inside the `with`. The memory is not initialised. Raise OutOfMemory if it exceeds the limit or the
+        device's memory."""
         assert not self._is_used, "two calls in parts at the same time"
         if num_bytes > self._block.num_bytes:
             self._account.check("calls in parts", num_bytes)

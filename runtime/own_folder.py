@@ -1,6 +1,7 @@
-"""Folders that belong to one process. A lock marks each as used; the kernel frees it when the process ends, even if it is killed. So other
-processes of the machine can remove what was left behind, even if they are in other containers, where the same number names another process.
-Machines that share a volume may not see each other's locks, so folders of other machines are removed only after ABANDONED_S."""
+"""Folders that belong to one process. A lock marks a folder as used. The kernel releases the lock when the process ends, even if it is
+killed, so other processes of the machine can find and remove abandoned folders. Process ids would not do: in another container, the same id
+names another process. Machines that share a volume may not see each other's locks, so folders of other machines are removed only after
+ABANDONED_S."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ class OwnFolder:
     """A new folder that this process has locked."""
 
     def __init__(self, parent: Path, prefix: str = "") -> None:
-        """Create the folder below `parent`, with a name that begins with `prefix`. First remove those that ended processes have left.
-        Raise OSError if it cannot be created."""
+        """Create the folder below `parent`, with a name that begins with `prefix`. First remove such folders of processes that have ended.
+        Raise OSError if the folder cannot be created."""
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = f"{prefix}{machine()}_"
         for left in parent.glob(f"{escape(prefix)}*"):
@@ -37,7 +38,7 @@ class OwnFolder:
             self._lock = None
 
     def move_to(self, place: Path) -> None:
-        """Rename the folder, which is complete now, unless another process has put the same files at its place."""
+        """Rename the folder, which is complete now, unless another process has already put a folder with the same files at `place`."""
         try:
             self.path.rename(place)
         except OSError:
@@ -52,13 +53,12 @@ class OwnFolder:
 
 
 def _locked(parent: Path, prefix: str) -> tuple[Path, int | None]:
-    """Create and lock a folder. If another process takes it for one that was left behind and removes it before it is locked, create one
-    more."""
+    """Create and lock a folder. If another process removes the folder as abandoned before it is locked, create another one."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with suppress(FileNotFoundError):
             lock = _opened(path)
-            with suppress(OSError):  # the file system has no locks: then no process removes what others left
+            with suppress(OSError):  # the file system has no locks; without locks, no process removes folders of other processes
                 fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process removes the folder
             if path.exists():
                 return path, lock
@@ -78,5 +78,5 @@ def _remove_left(folder: Path, *, is_own: bool) -> None:
 
 
 def _opened(folder: Path) -> int:
-    """Return a descriptor of a folder, which its lock needs."""
+    """Open a folder to lock it, and return the descriptor."""
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

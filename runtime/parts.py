@@ -20,15 +20,15 @@ def whole(parts: InParts[T]) -> T:
 
 
 class OneAtATime(Generic[T]):
-    """Computes one value at a time. Whoever asks for another value drops the one that has begun."""
+    """Computes one value at a time. A request for another value drops the unfinished one."""
 
     def __init__(self) -> None:
         self._of: object = None
         self._parts: InParts[T] | None = None
 
     def advance(self, of: object, begin: Callable[[], InParts[T]]) -> T | None:
-        """Run the next part of the value that belongs to `of`. If no part of it has run yet, begin it, and drop the parts of any other
-        value. Return the value after its last part, and None after each earlier one."""
+        """Run the next part of the value that belongs to `of`. If no part of this value has run yet, call `begin`, and drop any other
+        value that has begun. Return the value after its last part, and None after each earlier part."""
         if self._parts is None or self._of != of:
             if self._parts is not None:
                 self._parts.close()

@@ -1,7 +1,7 @@
 """Remember results of LLVM that are the same at every start on a machine: the features of the CPU, and the machine code of a thread team's
 loop.
 
-A worker that finds its program in the cache then does without LLVM, which takes 80 MB of memory and 60 ms.
+So a worker that finds its program in the cache need not load LLVM, which takes 80 MB of memory and 60 ms.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def remember_in(folder: Path | None) -> None:
 
 
 def remembered(name: str, depends: bytes, make: Callable[[], bytes]) -> bytes:
-    """Return what `make` returned on this machine before, or what it returns now. `depends` is all that it depends on besides the CPU and
-    the release of LLVM."""
+    """Return what `make` returned on this machine before, or what it returns now. `depends` encodes everything that this result depends on
+    besides the CPU and the release of LLVM."""
     cpu = _cpu()
     if _folder is None or cpu is None:
         return make()
@@ -40,7 +40,7 @@ def remembered(name: str, depends: bytes, make: Callable[[], bytes]) -> bytes:
     if (known := sealed.recall(path)) is not None:
         return known
     content = make()
-    with suppress(OSError, RuntimeFault):  # a full or read-only disk, or a folder that others can write to; codegen/kept.py logs that
+    with suppress(OSError, RuntimeFault):  # a full or read-only disk, or a folder open to others: compiler/codegen/kept.py logs it
         sealed.require_private(_folder)
         sealed.store(path, content)
     return content
@@ -48,7 +48,7 @@ def remembered(name: str, depends: bytes, make: Callable[[], bytes]) -> bytes:
 
 @cache
 def _cpu() -> bytes | None:
-    """Return what Linux says of the first core, or None if it says nothing."""
+    """Return the lines of /proc/cpuinfo about the first core that never change, or None if there are none."""
     try:
         first = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0]
     except OSError:

@@ -1,6 +1,6 @@
 """The sampler's arguments and results. The engine writes a `SampleBatch`, the compiled sampler reads it.
 
-What each parameter means is in compiler/sampling/meaning.py.
+compiler/sampling/meaning.py says what each parameter means.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Number(IntEnum):
 
     SHARPNESS = 0  # 1 / temperature; 0: the best token is drawn
     REACH = 1  # -log(min_p): tokens whose logit is further below the largest logit, after division by the temperature, are removed
-    REPETITION = 2  # the three penalties of tokens that the sequence has already
+    REPETITION = 2  # REPETITION, FREQUENCY and PRESENCE are the penalties of tokens that the sequence already contains
     FREQUENCY = 3
     PRESENCE = 4
 
@@ -48,8 +48,8 @@ class Setting(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch:
-    """`n` rows of one step's logits, and the parameters for drawing a token from each. In each list, the entries of row `i` have the
-    indices `starts[i]` to `starts[i + 1] - 1`."""
+    """`n` rows of one step's logits, and the parameters for drawing a token from each row. The lists `bias` and `seen` have entries of all
+    rows; those of row `i` have the indices `starts[i]` to `starts[i + 1] - 1`."""
 
     rows: NDArray[np.int32]  # [n] numbers of rows of the logits
     numbers: NDArray[np.float32]  # [n, 5]
@@ -71,7 +71,7 @@ class SampleBatch:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The numbers from which the log-probability of one token per row is computed. A total of 0 marks a row that requested none."""
+    """The numbers from which the log-probability of one token per row is computed. A total of 0 marks a row without log-probabilities."""
 
     distances: NDArray[np.float32]  # [n] difference between the largest logit and the token's logit, at least 0
     totals: NDArray[np.int64]  # [n] sum of the weights of all tokens; the weight of the most probable token is 2^WEIGHT_BITS

@@ -1,13 +1,14 @@
 """Files of the cache that hold machine code: who may write them, and a seal that only the holder of a key can make.
 
     store(path, code)          write the code and its seal
-    code = load(path)          the code again; DamagedFile if the seal is wrong, OSError or UnsafeCache if the file cannot be used
-    code = recall(path)        the code again, or None
+    code = load(path)          return the code; raise DamagedFile if the seal is wrong, OSError or UnsafeCache if the file cannot be used
+    code = recall(path)        return the code, or None if `load` would raise an error
     seal, unseal               the same for bytes in memory
 
 Nothing of a file is parsed before its seal is verified. The key of a folder is in its file `.key`, which only its owner can read. Another
-user can replace this file only by one that he owns, which is refused. RELAXSERVE_CACHE_KEY_FILE names a key that is kept elsewhere, for
-replicas that share one volume. Whoever lacks that key can write to the volume but cannot run code, so owners of files no longer matter.
+user can replace this file only by a file that he owns, and such a file is refused. RELAXSERVE_CACHE_KEY_FILE names a key that is kept
+elsewhere, for replicas that share one volume. Somebody who can write to the volume but lacks this key cannot run code, so with this
+variable the owners of files do not matter.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _VARIABLE = "RELAXSERVE_CACHE_KEY_FILE"
 
 
 def store(path: Path, content: bytes, name: str = "") -> None:
-    """Write content and its seal. Readers see either the old file or the complete new file; after a power failure, the seal shows a part.
-    If `name` is given, it is sealed instead of the name of the file."""
+    """Write content and its seal. Readers see either the old file or the complete new file. After a power failure the file may be
+    incomplete, which the seal reveals. If `name` is given, it is sealed instead of the name of the file."""
     make_private(path.parent)
     sealed = seal(content, name or path.name, key_of(path.parent))
     with replacing(path, synced=False) as file:
@@ -67,8 +68,8 @@ def load(path: Path, name: str = "", key: bytes | None = None) -> memoryview:
 
 
 def recall(path: Path) -> bytes | None:
-    """Return the content of a file that `store` wrote, and let the age of the file be the time since its last use. Return None if the file
-    is missing or damaged, or cannot be trusted."""
+    """Return the content of a file that `store` wrote, and set the file's times to now, so that its age is the time since its last use.
+    Return None if the file is missing or damaged, or cannot be trusted."""
     try:
         content = bytes(load(path))
     except (OSError, RuntimeFault):
@@ -84,7 +85,7 @@ def seal(content: bytes | memoryview, name: str, key: bytes) -> bytes:
 
 
 def unseal(sealed: memoryview, name: str, key: bytes) -> memoryview | None:
-    """Return the content of sealed bytes, or None if the seal is not the one of this content, name and key."""
+    """Return the content of sealed bytes, or None if the seal does not match the content, the name and the key."""
     content, found = sealed[:-SEAL_BYTES], sealed[-SEAL_BYTES:]
     return content if hmac.compare_digest(found, seal_of(content, name, key)) else None
 
@@ -101,13 +102,13 @@ def seal_of(content: bytes | memoryview, name: str, key: bytes) -> bytes:
 
 
 def is_shared() -> bool:
-    """Return whether the key is kept outside the cache, so that seals protect files whoever owns them."""
+    """Return whether the key is kept outside the cache. If so, seals protect files whoever owns the files."""
     return flags.current().cache_key_file is not None
 
 
 def key_of(folder: Path) -> bytes:
-    """Return the key of a folder's files, and make it if there is none. Raise OSError if it cannot be read or made, and UnsafeCache if
-    others can change or read it."""
+    """Return the key of a folder's files, and make a key if there is none. Raise OSError if the key cannot be read or made, and UnsafeCache
+    if others can change or read it."""
     named = flags.current().cache_key_file
     if named is not None:
         return _named_key(named)
@@ -117,7 +118,7 @@ def key_of(folder: Path) -> bytes:
     make_private(folder)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of processes that start at the same time, one makes the key
+        fcntl.flock(lock, fcntl.LOCK_EX)  # so that only one of the processes that start at the same time makes the key
         if not path.exists():
             with replacing(path) as file:
                 file.write(secrets.token_bytes(MIN_KEY_BYTES))
@@ -127,7 +128,7 @@ def key_of(folder: Path) -> bytes:
 
 
 def _own_key(path: Path) -> bytes:
-    """Return the key in the `.key` file of a folder. Raises UnsafeCache if others can read it, or if it is too short."""
+    """Return the key in the `.key` file of a folder. Raise UnsafeCache if others can read the key, or if it is too short."""
     with opened(path) as file:
         status = os.fstat(file.fileno())
         if status.st_mode & stat.S_IROTH or (status.st_mode & stat.S_IRGRP and not _is_private(status.st_gid)):
@@ -164,8 +165,8 @@ def _named_key(path: Path) -> bytes:
 
 
 def require_private(folder: Path) -> None:
-    """Raise UnsafeCache if the folder belongs to another user, if another user can write to it, or if this user may not look at it. A
-    missing folder is private. The folder's parents do not matter: whoever replaces the folder owns the replacement."""
+    """Raise UnsafeCache if the folder belongs to another user, if another user can write to it, or if this user may not read its owner and
+    mode. A missing folder is private. The folder's parents do not matter: a user who replaces the folder owns the replacement."""
     try:
         status = folder.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -178,7 +179,8 @@ def require_private(folder: Path) -> None:
 def opened(path: Path) -> BufferedReader:
     """Open a stored file. Raise UnsafeCache if another user can write to it, DamagedFile if it is no regular file, and OSError for a
     symbolic link."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # a FIFO would wait for a writer
+    # O_NONBLOCK: otherwise, opening a FIFO would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     file = os.fdopen(descriptor, "rb")
     try:
         status = os.fstat(descriptor)
@@ -192,7 +194,7 @@ def opened(path: Path) -> BufferedReader:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents for this user alone, whatever the umask says. Folders that exist stay as they are."""
+    """Create a folder and its missing parents for this user alone, whatever the umask is. Folders that exist stay as they are."""
     missing = takewhile(lambda path: not path.exists(), (folder, *folder.parents))
     for path in reversed([*missing]):
         path.mkdir(mode=0o700, exist_ok=True)
@@ -200,7 +202,7 @@ def make_private(folder: Path) -> None:
 
 def _require_trusted(path: Path, status: os.stat_result, command: str) -> None:
     """Raise UnsafeCache if a user other than root and this one owns the file or folder, or can write to it. If the key is kept outside the
-    cache, only the right of all users to write counts. `command` is a shell command that removes the problem; the message states it."""
+    cache, raise it only if all users can write. `command` is a shell command that removes the problem; the message states it."""
     is_sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)  # others may add files, but not replace them
     by_all = bool(status.st_mode & stat.S_IWOTH) and not is_sticky
     by_group = bool(status.st_mode & stat.S_IWGRP) and not is_sticky and not _is_private(status.st_gid)

@@ -2,7 +2,7 @@
 
     magic | header length | digest of the header | header (MessagePack: name, offset, size, CRC-32 of each section) | sections
 
-The digest is a SHA-256, or with a key the seal of runtime/sealed.py, so that only the holder of the key can write the file.
+The digest is a SHA-256. With a key it is a seal (runtime/sealed.py) instead, so that only a holder of the key can write the file.
 A CRC detects every single flipped bit and is several times as fast as a cryptographic digest, which matters because gigabytes of weights
 are verified. Sections begin at multiples of 64 bytes, so arrays in them are aligned when the file is mapped. Files with equal content are
 equal byte for byte.
@@ -65,9 +65,9 @@ def packed(contents: Mapping[str, bytes | memoryview]) -> bytes:
 
 @contextmanager
 def writing(path: Path, sizes: Mapping[str, int], key: bytes | None = None, *, synced: bool = True) -> Generator[Put]:
-    """Write a file whose sections arrive one by one, in any order. Readers see either the old file or the complete new file. Unless it is
-    `synced`, parts of its sections may be missing after a power failure: checksums show that, so a reader without checksums must have
-    marked the file as in use (deploy/use.py)."""
+    """Write a file whose sections arrive one by one, in any order. Readers see either the old file or the complete new file. Without
+    `synced`, parts of its sections may be missing after a power failure. Checksums show that, so a reader that does not verify them must
+    have marked the file as in use (deploy/use.py)."""
     make_private(path.parent)
     remove_abandoned(path)
     with replacing(path, synced=synced) as file, _filling(file, sizes, _digest_of(path, key)) as put:
@@ -76,8 +76,8 @@ def writing(path: Path, sizes: Mapping[str, int], key: bytes | None = None, *, s
 
 @contextmanager
 def _filling(file: IO[bytes], sizes: Mapping[str, int], digest: Callable[[bytes], bytes]) -> Generator[Put]:
-    """Yield the function that writes a section. At the end of the `with`, write the header with its digest. `sizes` has all sections with
-    their bytes."""
+    """Yield the function that writes a section. At the end of the `with`, write the header with its digest. `sizes` has the number of bytes
+    of each section."""
     table = _layout(sizes)
     missing = set(sizes)
 
@@ -105,7 +105,7 @@ def _plain_digest(header: bytes) -> bytes:
 
 
 def _digest_of(path: Path, key: bytes | None) -> Callable[[bytes], bytes]:
-    """Return the function that computes the digest of a file's header. With a key it is a seal, which includes the name of the file."""
+    """Return the function that computes the digest of a file's header: with a key, a seal of the header and the file's name."""
     return _plain_digest if key is None else lambda header: seal_of(header, path.name, key)
 
 
@@ -133,7 +133,7 @@ class SectionFile:
 
     def __init__(self, path: Path, key: bytes | None = None, *, content: memoryview | None = None) -> None:
         """Read the header of `content`, the bytes of the file, or map the file if `content` is None. With `key`, the header must have the
-        seal of this key, otherwise a plain digest. Raise DamagedFile if it does not, and what `opened` raises."""
+        seal of this key, otherwise a plain digest. Raise DamagedFile if the header is damaged, and the errors of `opened`."""
         self.path = path
         self._map: memoryview = _mapped(path) if content is None else content
         self._sections = self._read_header(_digest_of(path, key))
@@ -201,11 +201,11 @@ def _mapped(path: Path) -> memoryview:
 
 
 def read_kept(path: Path, read: Callable[[], T]) -> T | None:
-    """Return what `read` finds in a file of the cache, and note the time of this use. Return None if the file is missing, damaged or cannot
-    be trusted. Remove a file that is damaged or cannot be trusted."""
+    """Return what `read` returns for a file of the cache, and set the file's times to now. Return None if the file is missing, damaged or
+    cannot be trusted. Remove a file that is damaged or cannot be trusted."""
     try:
         result = read()
-    except OSError:  # it is missing, or the folder cannot be read
+    except OSError:  # the file is missing, or the folder cannot be read
         return None
     except (DamagedFile, UnsafeCache) as fault:
         log.warning("%s; it is removed and built again", fault)

@@ -1,4 +1,4 @@
-"""A running executable: its weights, its arena, its device. Any thread may call; one call runs at a time.
+"""A running executable: its weights, its arena, its device. Any thread may call its functions; one call runs at a time.
 
 This is the boundary between host and device: arguments are uploaded, results are downloaded. The layers below handle only tensors.
 """
@@ -38,8 +38,8 @@ class Session:
         num_ranks: int = 1,
         assembled: Path | None = None,
     ) -> None:
-        """Open the device and load the executable. `memory` counts the bytes that its parts take; None: an account of its own without a
-        limit. For `device_threads`, `pinned`, `device_number`, `num_ranks` and `assembled` see `open_device`."""
+        """Open the device and load the executable. `memory` counts the bytes of the session's memory; None: a new account without a limit.
+        For `device_threads`, `pinned`, `device_number`, `num_ranks` and `assembled` see `open_device`."""
         self.memory = memory or MemoryAccount()
         self.device: Device = open_device(
             executable.meta,
@@ -69,9 +69,9 @@ class Session:
             self._machine.function(function).bind({name: self._uploaded(weight) for name, weight in weights.items()})
 
     def call(self, function: str, *args: Any, views: bool = False, keep_last: bool = False) -> Any:
-        """Call a function. It takes arrays, tensors of the device, integers, floats, shapes (tuples of integers) and tuples. It returns
-        arrays, which belong to the caller. With `views` it returns tensors that may be in the arena; they are valid until the next call
-        without `keep_last`. If the function changes a parameter in place, it changes the caller's array."""
+        """Call a function. Arguments are arrays, tensors of the device, integers, floats, shapes (tuples of integers) and tuples. Results
+        are arrays, which belong to the caller. With `views`, results are tensors that may be in the arena; they are valid until the next
+        call without `keep_last`. If the function changes a parameter in place, the caller's array is changed."""
         with self._lock:
             if self._pinned_thread != threading.get_ident():
                 self._use_thread()
@@ -88,9 +88,9 @@ class Session:
             return result if views or isinstance(result, np.ndarray) else self.download(result)
 
     def in_parts(self, function: str, *args: Any) -> InParts[Any]:
-        """Call a function in parts: yield between two parts, and return arrays, which belong to the caller. Other calls may run meanwhile,
-        but no second one in parts. Closing the generator ends the call early. Arrays must not change meanwhile, and what the function
-        changes in place must be a tensor of the device."""
+        """Call a function in parts: yield between two parts, and return arrays, which belong to the caller. Between two parts other calls
+        may run, but no second call in parts. Closing the generator ends the call early. The arrays in `args` must not change until the call
+        has ended, and an argument that the function changes in place must be a tensor of the device."""
         with self._lock:
             called = self._machine.function(function)
             given = [self._uploaded(arg) for arg in args]
@@ -141,8 +141,8 @@ class Session:
         return self._machine.function(function).variables
 
     def prepare(self, function: str, dims: Mapping[str, int]) -> None:
-        """On a GPU, capture graphs for calls whose variables have the same orders of magnitude as `dims`, so that later calls of such sizes
-        capture none."""
+        """On a GPU, capture graphs for calls whose variables have the same orders of magnitude as `dims`, so that such calls need not
+        capture graphs later."""
         with self._lock:
             self._machine.function(function).prepare(dims)
 

@@ -1,5 +1,5 @@
-"""The spectrogram from which speech models compute: the tables of a short-time Fourier transform and of mel filters. The compiled program
-`hear` and `server/audio/loudest.py` use them.
+"""The tables that compute the spectrogram of audio for speech models: a short-time Fourier transform and mel filters. The compiled program
+`hear` and `server/audio/loudest.py` use these tables.
 
 A hop is 10 ms. Hop `t` of a recording is computed from WINDOW samples around sample `t * HOP`.
 """
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 RATE = 16_000  # samples per second
 WINDOW, HOP = 400, 160  # samples of the window of a Fourier transform; samples from the beginning of a window to that of the next one
 BEFORE = WINDOW // 2  # samples that the first hop of a piece of audio reads before the piece
-ROWS = -(-WINDOW // HOP)  # hops that a window touches
+ROWS = -(-WINDOW // HOP)  # number of hops that a window overlaps
 AROUND = (ROWS - 1) * HOP  # samples that a piece of audio needs besides HOP per hop: BEFORE of them precede the piece, the others follow it
-BINS = WINDOW // 2 + 1
+BINS = WINDOW // 2 + 1  # number of frequencies of a transform
 LEAST, RANGE = 1e-10, 8.0  # lower bound of energies; largest difference between the largest logarithm (base 10) of an energy and any other
 
 

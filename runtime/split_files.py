@@ -10,7 +10,7 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(gguf|safetensors)", re.ASCII | re
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the names of all parts, in order, given the name of one part. Any other name is returned alone."""
+    """Return the names of all parts, in order, given the name of one part. For any other name, return only this name."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match[2]) <= (count := int(match[3])) <= MOST_PARTS:
         return [name]
@@ -18,12 +18,12 @@ def parts_of(name: str) -> list[str]:
 
 
 def stem_of(name: str) -> str:
-    """Return the name of a GGUF file without its suffix and the number of a part."""
+    """Return the name of a GGUF file without its suffix and its part number."""
     first, *others = parts_of(name)
     return first.removesuffix(".gguf").rpartition("-00001-of-")[0] if others else name.removesuffix(".gguf")
 
 
 def pattern_of(name: str) -> str:
-    """Return a shell pattern of the names of all parts, given the name of one part. The pattern of any other name fits this name alone."""
+    """Return a shell pattern of the names of all parts, given the name of one part. For another name, return one of this name alone."""
     first, *others = parts_of(name)
     return escape(first).replace("-00001-of-", "-?????-of-") if others else escape(name)

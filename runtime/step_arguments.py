@@ -22,8 +22,8 @@ def step_arguments(
     slots: Sequence[Ints],
     tables: Sequence[Ints],
 ) -> tuple[Any, ...]:
-    """Return the arguments of the step that precede `logit_rows`. `slots` and `tables` have one entry per cache group. If the step begins
-    at a later layer, `tokens` is the residual stream of the tokens, [t, size]."""
+    """Return all arguments of the step before its parameter `logit_rows`. `slots` and `tables` have one entry per cache group. If another
+    process computes the first layers, `tokens` is the residual stream of the tokens, [t, size]."""
     if not all(group.layers for group in groups):
         here = [i for i, group in enumerate(groups) if group.layers]
         groups, slots, tables = [groups[i] for i in here], [slots[i] for i in here], [tables[i] for i in here]

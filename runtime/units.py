@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 UNITS = (("TiB", 40, 2), ("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1))  # name, power of two, digits after the point
-LEAST = 0.99995  # least amount of a unit that is written in it: 1,023.95 of the next smaller unit would be rounded to 1,024.0
+LEAST = 0.99995  # least fraction of a unit that is written in this unit: 1,023.95 of the next smaller unit would be rounded to 1,024.0
 
 
 def in_units(num_bytes: float) -> str:

@@ -1,7 +1,7 @@
-"""Write files so that readers see either the old file or the complete new one, whatever ends the writer.
+"""Write files so that readers see either the old file or the complete new one, even if the writer is killed.
 
 A file is written under a temporary name beside its place, and renamed when it is complete. An error removes the temporary file. If the
-process is killed, the file remains. `remove_abandoned` removes it: callers call it before they write, or once at a start.
+process is killed, the temporary file remains until a later writer calls `remove_abandoned`, before it writes or once at its start.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import IO
 
 from runtime.files import regular
 
-PRIVATE, ORDINARY = 0o600, 0o666  # modes of new files; the umask takes rights away
-ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
-LONGEST_NAME = 200  # bytes of a file's name that its temporary name repeats, of the 255 that a name may have; otherwise it has a digest
+PRIVATE, ORDINARY = 0o600, 0o666  # modes of new files; the umask removes permissions
+ABANDONED_S = 3600.0  # another machine's temporary file is abandoned if it did not change for this many seconds: loads write more often
+LONGEST_NAME = 200  # a temporary name has a digest instead of a longer name of the file, because a name has at most 255 bytes
 _TEMPORARY = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})\.[0-9a-z_]{8,12}", re.DOTALL)  # earlier versions ended names in 8 letters
 
 
 @contextmanager
 def replacing(path: Path, mode: int = PRIVATE, *, synced: bool = True) -> Generator[IO[bytes]]:
-    """Write a file anew, in a folder that exists. With `synced`, readers see the old or the complete new file after a power failure, too,
-    but the caller waits for the disk, which takes long for gigabytes or for the hundred files of a start."""
+    """Write a file anew, in a folder that exists. With `synced`, readers see the old or the complete new file even after a power failure,
+    but the caller waits for the disk, which takes long for gigabytes or for the hundred files of a server's start."""
     descriptor, fresh = locked_file(path, mode)
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -42,7 +42,7 @@ def replacing(path: Path, mode: int = PRIVATE, *, synced: bool = True) -> Genera
         Path(fresh).unlink(missing_ok=True)
         raise
     finally:
-        os.close(descriptor)  # only now: without its lock, the file would count as abandoned before it has its name
+        os.close(descriptor)  # only now: without its lock, the file would count as abandoned before it is renamed
     if synced:
         _sync_directory(path.parent)
 
@@ -61,9 +61,9 @@ def locked_file(path: Path, mode: int = PRIVATE) -> tuple[int, str]:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove the temporary files beside `path` of processes that were killed while they wrote it. Without this, each attempt to write a
-    large file would leave one. Machines that share a volume may not see each other's locks, so the files of other machines are removed
-    only after ABANDONED_S."""
+    """Remove the temporary files beside `path` of processes that were killed while they wrote it. Without this, each killed attempt to
+    write a large file would leave a temporary file. Machines that share a volume may not see each other's locks, so the files of other
+    machines are removed only after ABANDONED_S."""
     _remove_abandoned(path.parent.glob(f"{escape(_beginning(path))}*"))
 
 
@@ -73,8 +73,8 @@ def remove_all_abandoned(folder: Path) -> None:
 
 
 def _remove_abandoned(paths: Iterable[Path]) -> None:
-    """Remove those of the files that have a temporary name, unless a process may still write them. Others, such as the `.NAME.swp` of an
-    editor, stay."""
+    """Remove those of the files that have a temporary name, unless a process may still write them. Other files, such as the `.NAME.swp` of
+    an editor, stay."""
     for left in paths:
         if (name := _TEMPORARY.fullmatch(left.name)) is None:
             continue
@@ -85,15 +85,14 @@ def _remove_abandoned(paths: Iterable[Path]) -> None:
 
 
 def _beginning(path: Path) -> str:
-    """Return what the names of temporary files for `path` begin with. It has a digest instead of a long name, whose temporary name would be
-    too long."""
+    """Return the beginning of the names of temporary files for `path`. It contains the file's name, or a digest of a long name."""
     encoded = os.fsencode(path.name)
     return f".{path.name if len(encoded) <= LONGEST_NAME else hashlib.sha256(encoded).hexdigest()}."
 
 
 @cache
 def machine() -> str:
-    """Return a name of the kernel that runs this process. Only processes of one kernel surely see each other's locks."""
+    """Return a name for the running kernel. Processes are sure to see each other's locks only if they run on the same kernel."""
     try:
         found = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

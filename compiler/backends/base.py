@@ -23,10 +23,10 @@ class Backend:
     # Emit one scheduled kernel, under the given name, as LLVM IR.
     emit: Callable[[str, PrimFunc, Target], KernelCode]
     # Link all kernels. The string is LLVM IR of further functions, such as those that compute shapes on the host. `Emit` makes the machine
-    # code of these functions, and that of the kernels unless `keeps_kernels` holds: then `link` compiles each kernel without `Emit`.
+    # code of these functions. It also makes the machine code of the kernels if `keeps_kernels` is false.
     link: Callable[[Iterable[KernelCode], Target, str, Emit], LinkedCode]
     # Whether `link` compiles each kernel by itself, so that its machine code can be kept.
     keeps_kernels: bool
-    # Whether the machine itself can prepare weights when they are bound. Otherwise the host prepares them. The host also prepares them if
-    # the machine that compiles cannot run the target.
+    # Whether the target can prepare weights when they are bound. If not, or if code for the target cannot run where it is compiled, the
+    # host prepares them.
     prepares_weights: bool

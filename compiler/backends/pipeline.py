@@ -1,4 +1,4 @@
-"""The passes that every back end runs, in order. Each back end adds its own passes at two places, and schedules the kernels."""
+"""The passes that every back end runs, in order. Each back end adds passes at two places, and provides the schedules of kernels."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def pipeline_of(
             check_facts,  # after this pass, every annotation is proved or checked
             *operators,
             # lower operators to loop nests
-            legalize,  # only after this pass does the program state which operators write in place, so dead code is removed after it
-            eliminate_dead_code,  # such as dequantised weights that integer products replaced; they would prevent fusions
+            legalize,  # after this pass, the program states which operators write in place, which the removal of dead code must know
+            eliminate_dead_code,  # for example dequantised weights, which integer products do not read; dead code would prevent fusions
             FoldConstants(),
             share_subexpressions,
             protect_operands,  # after this pass, values that are written in place are neither constants nor shared
@@ -50,7 +50,7 @@ def pipeline_of(
             # the back end's own passes
             *nests,
             eliminate_dead_code,
-            lift_weights,  # lifted functions run on the target's machine or on the host: see `Backend.prepares_weights`
+            lift_weights,  # the functions that prepare weights run on the target or on the host: see `Backend.prepares_weights`
             ScheduleKernels(schedule),
             lift_workspace,
             # memory

@@ -1,9 +1,9 @@
 """Lower a planned module to instructions, the last step from program to executable.
 
-The module contains only views, launches, allocations and operations of the virtual machine itself. A captured block becomes one region. An
-instruction that may use results of launches ends the open region, so the block then becomes several. A launch outside of captured blocks
-becomes a region of its own. Instructions that only use registers, such as a view of the arena, are emitted before the region that is still
-open. Launches name memory in the arena by its offset, so a value gets a register only if an instruction needs one.
+The module contains only views, launches, allocations and operations of the virtual machine itself. A captured block becomes one region, or
+several regions if it contains instructions that may use results of launches: such an instruction ends the open region. A launch outside of
+captured blocks becomes a separate region. Instructions that only use registers, such as a view of the arena, are emitted before the region
+that is still open. Launches refer to memory in the arena by its offset, so a value gets a register only if an instruction needs one.
 """
 
 from __future__ import annotations
@@ -109,15 +109,15 @@ class _Function:
     """Lowers one function."""
 
     def __init__(self, program: Program, name: str, func: Function, slots: Slots) -> None:
-        """`slots` is the shape heap of the function, which is still empty. Find the variables that need registers, and those whose memory
-        launches write."""
+        """`slots` is the shape heap of the function, which is still empty. Find the variables that need registers, and the variables whose
+        memory launches write."""
         self.program = program
         self.name = name
         self.func = func
         self.slots = slots
         self.code: list[vm.Instruction] = []
         self.registers: dict[Var, int] = {}
-        self.places: dict[Var, Operand] = {}  # the memory of each tensor, unless it is simply that of the tensor's register
+        self.places: dict[Var, Operand] = {}  # the memory of each tensor; a tensor that is only in a register has no entry
         self.fields: dict[Var, tuple[Atom, ...]] = {}  # the fields of each tuple that this function makes
         self.scalars: dict[Var, Dim] = {}  # for each scalar whose value no annotation states, the variable whose slot holds it
         self.literals: dict[Var, ScalarValue] = {}  # names of literal numbers
@@ -158,8 +158,8 @@ class _Function:
         )
 
     def _spec(self, var: Var, type_: Type, point: int) -> vm.Spec:
-        """Return the specification to match the value of `var` against. If it is a scalar whose value no annotation states, the match
-        writes the value to a slot of its own."""
+        """Return the specification to match the value of `var` against. If the value is a scalar, and no annotation states the number, the
+        match writes it to a separate slot."""
         if not isinstance(type_, ScalarType) or type_.value is not None:
             return self.slots.spec(type_, point)
         word = DimVar(var.name)
@@ -209,7 +209,7 @@ class _Function:
         self.code.append(vm.Call(dst, callee, args))
 
     def binding(self, binding: Binding) -> None:
-        """Lower a binding. A scalar in a register whose value no annotation states is matched too, so that a slot holds it."""
+        """Lower a binding. If its value is a scalar in a register, and no annotation states the number, match it to store it in a slot."""
         var = binding.var
         self.value(var, binding.value)
         if var in self.registers and var not in self.scalars and isinstance(var.type, ScalarType) and var.type.value is None:
@@ -285,7 +285,8 @@ class _Function:
             self.registers[var] = register
 
     def name_again(self, var: Var, atom: Atom) -> None:
-        """Let `var` be another name of an atom. A variable shares its register; any other atom gets one if an instruction needs it."""
+        """Let `var` be another name of an atom. If the atom is a variable, `var` shares its register. For any other atom, `var` gets a
+        register if an instruction needs one."""
         if isinstance(atom, Var):
             for table in (self.registers, self.places, self.fields, self.scalars, self.literals):
                 if atom in table:
@@ -313,8 +314,8 @@ class _Function:
     # --- calls ---------------------------------------------------------------------------------------------------------
 
     def launch(self, launch: Launch) -> None:
-        """Add the launch of a kernel to the open region. The launch may overlap earlier ones if the kernel waits for them itself, and if
-        all buffers that it reads before the wait are constant."""
+        """Add the launch of a kernel to the open region. The launch may overlap earlier launches if the kernel itself waits for their end,
+        and if all buffers that it reads before the wait are constant."""
         prim = self.program.module.prim(launch.func)
         buffers: list[Operand] = []
         pairs: list[tuple[TensorType, Any]] = []
@@ -380,7 +381,7 @@ class _Function:
             self.places[var] = self.places[cast.value]
 
     def branches(self, var: Var, choice: If) -> None:
-        """Emit the branches of an If. The one that runs copies its result to the register of `var`."""
+        """Emit the branches of an If. The branch that runs copies its result to the register of `var`."""
         self.flush()
         register = self._define(var)
         cond = self._new()

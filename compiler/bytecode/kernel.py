@@ -37,7 +37,7 @@ class KernelCode:
 
     @property
     def early(self) -> frozenset[int] | None:
-        """The numbers of the buffers that phases read before earlier launches have ended. None: the code of some phase has no wait for that
-        end, so the launch must not begin before it."""
+        """The numbers of the buffers that phases read before earlier launches have ended. None: some phase does not wait for the end of
+        earlier launches, so the launch must not begin before that end."""
         found = [phase.early for phase in self.phases]
         return None if None in found else frozenset(number for early in found if early is not None for number in early)

@@ -55,7 +55,7 @@ class _CheckedIndices(Indices):
 
     def division(self, numerator: Index, divisor: Index, *, quotient: bool, unsigned: bool) -> Index:
         """Divide without traps. A divisor of zero is replaced, and so is the least integer as numerator, because dividing it by -1
-        overflows. In both cases the dimension counts as one without a value."""
+        overflows. In both cases the dimension counts as having no value."""
         if not isinstance(divisor.value, int):
             zero = self.code.hoist(0, f"icmp eq i64 {divisor.value}, 0")
             self.zeros[zero] = None

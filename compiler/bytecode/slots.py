@@ -15,21 +15,21 @@ from runtime.executable import AnySpec, Bound, DimRef, ScalarSpec, ShapeSpec, Sl
 @dataclass(slots=True)
 class Slots:
     """Assigns slots to dimensions. A *match point* is the entry of the function (0), a match_cast, or the binding of a scalar whose value
-    no annotation states. An expression is computed at a match point: the latest of those that define its variables. If the expression is
-    used in places where other match points define its variables, each of these points computes it.
+    no annotation states. An expression is computed at the latest of the match points that define its variables. If the expression is used
+    in places where other match points define its variables, each of these points computes it.
 
     A variable that a match_cast of a branch defines is known only in that branch. Another branch, or the code after the If, may define it
     again, at another match point. All its definitions fill the same slot."""
 
     function: str
     numbers: dict[Dim, int] = field(default_factory=dict[Dim, int])  # the slot of each dimension
-    known: dict[DimVar, int] = field(default_factory=dict[DimVar, int])  # for each variable known at this place, the point that defines it
+    known: dict[DimVar, int] = field(default_factory=dict[DimVar, int])  # for each variable known so far, the match point that defines it
     derived: list[dict[Dim, int]] = field(default_factory=lambda: [dict[Dim, int]()])  # for each point, the expressions that it computes
     bounds: list[Bound] = field(default_factory=list[Bound])
 
     def of(self, dim: Dim) -> DimRef:
-        """Return the value of a constant dimension, or the slot of a symbolic one, which gets a slot when it is first used. Let the match
-        point compute the slot of an expression that is no single variable."""
+        """Return the value of a constant dimension, or the slot of a symbolic one, which gets a slot when it is first used. If the
+        dimension is not a single variable, let a match point compute its slot."""
         if dim.is_const:
             return dim.const
         number = self.numbers.setdefault(dim, len(self.numbers))
@@ -69,8 +69,8 @@ class Slots:
         return slot
 
     def spec(self, type_: Type, point: int) -> Spec:
-        """Return the specification to match a value against. A dimension that is a single new variable defines the variable. A type about
-        whose values nothing is checked gives AnySpec."""
+        """Return the specification to match a value against. A dimension that is a single new variable defines the variable. For a type
+        whose values are not checked, return AnySpec."""
         match type_:
             case TensorType(shape=shape, dtype=dtype, ndim=ndim):
                 return TensorSpec(self._dims(shape, point, extents=True), dtype and str(dtype), ndim)

@@ -19,8 +19,8 @@ def needed(body: Body) -> set[Var]:
     names: list[tuple[Var, Value]] = []
 
     def visit(body: Body) -> None:
-        """Add to `found` what the instructions of a body read, and its result. Add its views, aliases, tuples and fields to `names`,
-        because their operands are needed only if they are needed themselves."""
+        """Add to `found` the variables that the instructions of a body read, and its result. Add its views, aliases, tuples and fields to
+        `names`, because the operands of such a value are needed only if the value itself is needed."""
         for binding in body.bindings:
             value = binding.value
             if isinstance(value, Launch) and not value.library:
@@ -47,7 +47,7 @@ def _is_name(value: Value) -> bool:
 
 
 def changed(body: Body, module: IRModule) -> set[Var]:
-    """Return the variables whose memory the body's launches overwrite, including those that share this memory."""
+    """Return the variables whose memory the body's launches overwrite, including variables that share this memory."""
 
     def writes(value: Value) -> tuple[Atom, ...]:
         """Return the outputs of a launch, which are its last arguments."""

@@ -21,8 +21,8 @@ class Member:
 
 
 def archive(members: Mapping[str, Member]) -> bytes:
-    """Return an archive of the members by name. It contains neither the time nor a user, so equal members give equal bytes. A name has at
-    most 15 characters."""
+    """Return an archive of the members by name. The archive states neither a time nor a user, so equal members give equal bytes. A name
+    must have at most 15 characters."""
     names = b"".join(symbol.encode() + b"\0" for member in members.values() for symbol in member.symbols)
     count = sum(len(member.symbols) for member in members.values())
     index_bytes = 4 + 4 * count + len(names)

@@ -13,7 +13,7 @@ from runtime.flat_program import FlatFunction, FlatProgram
 from runtime.sections import align
 
 MODEL, LENGTH, LOGITS, TEAM = 0, 8, 16, 64  # offsets of fields at the beginning of a sequence's block
-HEADER_BYTES = TEAM + TEAM_BYTES  # size of all of them
+HEADER_BYTES = TEAM + TEAM_BYTES  # size of these fields together
 WORD: Final = 8  # bytes of a slot of a shape heap
 SAMPLE: Final = "sample"  # name of the sampler among the functions of the program
 FINGERPRINT_BYTES: Final = 8
@@ -45,7 +45,7 @@ class Decoder:
 
     def most(self, name: str) -> tuple[int, ...]:
         """Return the largest shape of an input of the step or of the sampler. The library passes no biases, seen tokens or masks, so these
-        inputs have extent 0. So has `logits`: the sampler reads the logits in the arena."""
+        inputs have extent 0. `logits` has extent 0, too, because the sampler reads the logits in the arena."""
         kind = name.rstrip("0123456789")
         known = {
             **dict.fromkeys(("tokens", "positions", "slots", "seq_ids"), (self.max_tokens,)),

@@ -3,9 +3,9 @@
     PREFIX_fingerprint, PREFIX_open, PREFIX_new, PREFIX_step, PREFIX_sample, PREFIX_rewind, PREFIX_help, PREFIX_stop, PREFIX_free,
     PREFIX_close
 
-Records of the flat program become straight-line calls. Constants are part of the code. All other values are read from the shape heap. The
-state is in blocks that the caller's function `allocate` returns: one for a model, and one for each sequence. Threads that the caller starts
-may help.
+Records of the flat program become straight-line calls. Integers that never change are part of the code; all other integers are read from
+the shape heap. The state is in blocks that the caller's function `allocate` returns: one for a model, and one for each sequence. Threads
+that the caller starts may help.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def library_object(decoder: Decoder, target: Target) -> bytes:
 
 
 def library_text(decoder: Decoder, target: Target) -> str:
-    """Return the LLVM IR of the functions of this file, of those that run records, and of team.ll."""
+    """Return the LLVM IR of the functions of the library, of the functions that run records, and of team.ll."""
     layout, program = layout_of(decoder), decoder.program
     kernels = dict.fromkeys(r.body for f in program.functions.values() for r in f.records)
     grids = dict.fromkeys(r.grid for f in program.functions.values() for r in f.records)
@@ -89,7 +89,7 @@ def _store(code: Code, kind: str, value: object, pointer: str, offset: int | str
 
 def _replay(decoder: Decoder, layout: Layout, function: FlatFunction) -> str:
     """Emit the function that runs a function of the flat program. It calls `derive`, if there is one, and runs the records if `derive`
-    returns 0. It returns what `derive` returns, or 0 without one."""
+    returns 0. It returns what `derive` returns, or 0 without `derive`."""
     code, program = Code(), decoder.program
     buffers, dims = code.alloca(f"[{program.most_buffers} x ptr]"), code.alloca(f"[{program.most_dims} x i64]")
     heap = _at(code, "%sequence", layout.heaps[function.name])
@@ -127,15 +127,15 @@ def _call(code: Code, layout: Layout, function: FlatFunction, record: Record, pl
 
 
 def _input(code: Code, layout: Layout, name: str) -> str:
-    """Return the address of an input. That of `logits` was stored by the last step; all others are in the block of the sequence."""
+    """Return the address of an input. The last step stored the address of `logits`; all other inputs are in the sequence's block."""
     if name == "logits":
         return _load(code, "ptr", "%sequence", LOGITS)
     return _at(code, "%sequence", layout.inputs[name])
 
 
 def _define(code: Code, decoder: Decoder, layout: Layout, name: str, values: dict[str, tuple[object, ...]]) -> None:
-    """Store the slots that are extents of inputs. `values` has the shapes that differ from the largest ones, by the name of the input
-    without its number."""
+    """Emit the stores of the inputs' extents to their slots. `values` has the shapes that differ from the largest ones, by the name of the
+    input without its number."""
     function = decoder.program.functions[name]
     for definition in function.definitions:
         tensor = function.inputs[definition.input].name
@@ -147,7 +147,7 @@ def _define(code: Code, decoder: Decoder, layout: Layout, name: str, values: dic
 
 
 def _fingerprint(decoder: Decoder) -> str:
-    """Emit the function that returns the fingerprint of weights, or 0 if they have another size or are null."""
+    """Emit the function that returns the fingerprint of weights, or 0 if the weights have another size than the model's or are null."""
     code = Code()
     fits = code.op(f"icmp eq i64 %weights_bytes, {decoder.weights_bytes}")
     fits = code.op(f"and i1 {fits}, {code.op('icmp ne ptr %weights, null')}")
@@ -157,7 +157,7 @@ def _fingerprint(decoder: Decoder) -> str:
 
 
 def _open(decoder: Decoder) -> str:
-    """Emit the function that makes a model. It returns null if the weights are not those of the model or not aligned, if `allocate` or
+    """Emit the function that makes a model. It returns null if the weights are not the model's weights or not aligned, if `allocate` or
     `release` is null, or if `allocate` returns null."""
     code = Code()
     fingerprint = code.op(f"call i64 @{decoder.prefix}_fingerprint(ptr %weights, i64 %weights_bytes)")
@@ -207,7 +207,8 @@ def _new(decoder: Decoder, layout: Layout) -> str:
 
 def _step(decoder: Decoder, layout: Layout) -> str:
     """Emit the function that runs the step over parts of at most `max_tokens` tokens. It returns the logits after the last token. It
-    returns null and changes nothing if there are no tokens, a token is not in the vocabulary, or the context is too short for them."""
+    returns null and changes nothing if there are no tokens, if a token is not in the vocabulary, or if the context is too short for the
+    tokens."""
     code = Code()
     before = _load(code, "i64", "%sequence", LENGTH)
     some = code.op("icmp ne i64 %count, 0")
@@ -228,7 +229,7 @@ def _step(decoder: Decoder, layout: Layout) -> str:
 
 
 def _known_tokens(code: Code, decoder: Decoder) -> str:
-    """Emit a loop that tests whether all tokens are in the vocabulary. Read as unsigned numbers, negative ones are too large."""
+    """Emit a loop that tests whether all tokens are in the vocabulary. Negative tokens, read as unsigned numbers, are too large."""
     largest = code.alloca("i32")
     code.do(f"store i32 0, ptr {largest}")
     with code.loop("0", "%count", runs=True) as i:
@@ -279,8 +280,8 @@ def _sample(decoder: Decoder, layout: Layout) -> str:
 
 
 def _drawn(code: Code, decoder: Decoder, layout: Layout) -> str:
-    """Write the settings in the order of runtime/sampling.py, and call the sampler. Return the token, or the negative number that takes its
-    place."""
+    """Emit the code that writes the settings in the order of runtime/sampling.py, and calls the sampler. Return the operand with the token,
+    or with NOT_A_NUMBER or NOTHING_LEFT."""
     one = float_literal(1.0)
     temperature, top_p = _load(code, "float", "%sampling", TEMPERATURE), _load(code, "float", "%sampling", TOP_P)
     warm = code.op(f"fcmp ogt float {temperature}, 0.0")
@@ -314,8 +315,8 @@ def _rewind(decoder: Decoder) -> str:
 
 
 def _help(decoder: Decoder) -> str:
-    """Emit the function in which a thread of the caller runs parts of kernels, until no kernel has begun for a while, or until `stop`. It
-    returns 0 after `stop`, otherwise 1."""
+    """Emit the function in which a thread of the caller runs parts of kernels, until no kernel has begun for a while, or until `stop` is
+    called. It returns 0 after `stop`, otherwise 1."""
     code = Code()
     goes_on = code.op(f"call i32 @help_team(ptr {_at(code, '%sequence', TEAM)})")
     return _function(f"i32 @{decoder.prefix}_help(ptr %sequence)", code, f"i32 {goes_on}")

@@ -1,7 +1,8 @@
 """Write a shared library (`.so`) for Linux and Android. This needs no tools on the user's machine.
 
-The library calls no other library, has no global variables, and addresses its parts by their distances. So it imports nothing, and a loader
-has nothing to relocate. Its segments follow each other in the file without padding to pages; in memory each one begins on another page:
+The library calls no other library, has no global variables, and its code addresses data relative to itself. So it imports nothing, and a
+loader has nothing to relocate. Its segments follow each other in the file without padding to pages; in memory each one begins on another
+page:
 
     DATA     headers, exported symbols, constants
     CODE     instructions
@@ -21,12 +22,12 @@ from runtime.objects.elf import ALLOC, EXECUTE, HEADER, MACHINES, SECTION, SYMBO
 from runtime.objects.link import Places, joined, linked
 from runtime.sections import ALIGNMENT, align
 
-PAGE_BYTES: Final = 64 << 10  # the largest pages of all machines: systems for AArch64 choose 4, 16 or 64 KiB
+PAGE_BYTES: Final = 64 << 10  # size of the largest pages of any machine: systems for AArch64 choose 4, 16 or 64 KiB
 DATA, CODE, DYNAMIC = range(3)
 _SEGMENT: Final = struct.Struct("<IIQQQQQQ")
 _NUM_SEGMENTS: Final = 6
 _LOAD, _DYNAMIC, _STACK, _RELRO = 1, 2, 0x6474E551, 0x6474E552  # types of segments
-_READ, _READ_EXECUTE, _READ_WRITE = 4, 5, 6  # rights of segments
+_READ, _READ_EXECUTE, _READ_WRITE = 4, 5, 6  # access rights of segments
 _BITS, _STRINGS, _HASH, _ENTRIES, _SYMBOLS = 1, 3, 5, 6, 11  # types of sections
 _SHARED_OBJECT: Final = 3
 _GLOBAL_FUNCTION: Final = 0x12
@@ -67,7 +68,7 @@ def shared_library(objects: Sequence[bytes], arch: str, name: str, exported: Seq
     starts = [sum(len(s) + 1 for s in strings[:i]) for i in range(len(strings))]
     hashes = _hash_table(strings[2:])
     parts, places = _layout(whole, num_symbols=1 + len(exported), strings_bytes=starts[-1] + len(strings[-1]) + 1, hash_bytes=len(hashes))
-    numbers = {part: i for i, part in enumerate(parts, 1)}  # section 0 is none
+    numbers = {part: i for i, part in enumerate(parts, 1)}  # section 0 is the empty section that ELF requires
     image = linked(whole, places, 0, {})
     found = [whole.defined[function] for function in exported]
     symbols = [

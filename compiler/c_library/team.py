@@ -14,6 +14,6 @@ _PAUSE: Final = {"x86_64": "call void @llvm.x86.sse2.pause()", "aarch64": "call 
 
 
 def team_text(target: Target) -> str:
-    """Return team.ll with the pause instruction of the target, or with none if the table of instructions lacks the target."""
+    """Return team.ll with the pause instruction of the target, or without such an instruction if `_PAUSE` lacks the target."""
     text, pause = (files("compiler.c_library") / "team.ll").read_text(), _PAUSE.get(target.arch, "")
     return text.replace("declare void @cpu_pause()", f"define internal void @cpu_pause() #0 {{\n  {pause}\n  ret void\n}}")

@@ -7,7 +7,7 @@ from typing import Final
 
 from compiler.codegen.vector_math import Lanes
 
-SHIFT: Final = 20  # the significand of an f32 has this many bits more
+SHIFT: Final = 20  # the significand of an f32 has this many bits more than that of an e4m3
 NAN: Final = 0x7F
 REBIASED: Final = (127 - 7) << 23  # the difference of the exponents' biases, at the exponent's place in an f32
 LEAST_NORMAL: Final = (127 - 6) << 23  # the least normal e4m3, 2^-6, as f32

@@ -23,8 +23,8 @@ TRUE, FALSE = Value("true", DType.BOOL), Value("false", DType.BOOL)
 
 
 class Expressions:
-    """Emits expressions. `memory` has the place in the nest: the storage of buffers and the lanes of a vector loop; `indices` has the
-    variables."""
+    """Emits expressions. `memory` has the storage of buffers, and the lanes of the vector loop around the current place. `indices` has the
+    values of the variables."""
 
     def __init__(self, code: Code, params: dict[scalars.ScalarParam, Value], target: Target) -> None:
         self.code = code
@@ -48,8 +48,8 @@ class Expressions:
         return value
 
     def _compute(self, scalar: Scalar) -> Value:
-        """Emit a node and its operands, and return its value. A comparison of two dimensions is emitted by `_below`, which knows how
-        dimensions differ between lanes."""
+        """Emit a node and its operands, and return its value. `_below` emits a comparison of two dimensions, since the dimensions may
+        differ between lanes."""
         match scalar:
             case scalars.Const(value=value, dtype=dtype):
                 return Value(constant(value, dtype), dtype)
@@ -88,9 +88,9 @@ class Expressions:
         return below if isinstance(below, Value) else TRUE if below else FALSE
 
     def _guard(self, guard: scalars.Guard) -> Value:
-        """Emit a guard: its `value` where all conditions hold, and `otherwise` elsewhere. Constant conditions choose one of the two at
-        once. Conditions that are the same in all lanes become a branch. If conditions differ between lanes, `otherwise` is computed in all
-        lanes. Then `value` is computed with the other lanes inactive, and skipped if the conditions hold in no lane."""
+        """Emit a guard: its `value` where all conditions hold, and `otherwise` elsewhere. If the conditions are constants, emit only one of
+        the two. If they are the same in all lanes, emit a branch. If they differ between lanes, `otherwise` is computed in all lanes. Then
+        `value` is computed in the lanes where the conditions hold, and skipped if there are none."""
         inside = TRUE
         for low, dim, high in guard.conditions:
             for cond in (self._below(low, dim + 1), self._below(dim, high)):
@@ -213,7 +213,7 @@ class Expressions:
                 self.indices.env[var] = Index(counter, self.code.level)
                 self._loops(tuple(rest), step, active)
             return
-        # If lanes have different extents, all lanes run up to the largest one, and the mask stops each lane at its own.
+        # If lanes have different extents, the loop runs to the largest extent, and the mask stops each lane at its own extent.
         lanes, kind = end.lanes, vec("i64", end.lanes)
         longest = self.code.op(f"call i64 @llvm.vector.reduce.smax.{suffix('i64', lanes)}({kind} {end.value})")
         with self.code.loop("0", longest) as counter:

@@ -1,4 +1,4 @@
-"""Print the coefficients of compiler/codegen/vector_math.py. Run this file to check them, or to fit polynomials of other degrees.
+"""Print the coefficients of compiler/codegen/vector_math.py. Run this file to check these coefficients, or to fit other polynomials.
 
 Each function is approximated on a small range by a formula with a polynomial q(t); a comment at each fit states the formula. Remez's
 exchange algorithm finds q in extended precision. It minimises the largest error of the final result, `weight * (q(t) - wanted(t))`.
@@ -40,8 +40,8 @@ def remez(wanted: Array, weight: Array, t: Array, degree: int) -> tuple[Array, f
 
 
 def _alternating_peaks(error: Array, count: int) -> Array | None:
-    """Return `count` places of largest errors. There is one in each range of places in which the error keeps its sign. If there are more,
-    drop the first or the last one, whichever has the smaller error, until `count` are left. Return None if there are fewer."""
+    """Return `count` places of largest errors (peaks). Each range of places in which the error keeps its sign has one peak. While there are
+    more than `count`, drop the first or the last peak, whichever has the smaller error. Return None if there are fewer."""
     borders = np.flatnonzero(np.diff(np.sign(error))) + 1
     pieces = np.split(np.arange(len(error)), borders)
     peaks = [piece[np.argmax(np.abs(error[piece]))] for piece in pieces]
@@ -96,13 +96,13 @@ def _erfc(x: Array) -> Array:
 def fits() -> Iterator[tuple[str, Array, float]]:
     """Yield the name, the coefficients and the largest error of each polynomial."""
     half_ln2 = Real(math.log(2) / 2 * 1.001)
-    t = np.linspace(-half_ln2, half_ln2, 4000, dtype=Real)  # an even number of points, because the weight is 0 at t = 0
+    t = np.linspace(-half_ln2, half_ln2, 4000, dtype=Real)  # an even number of points leaves out t = 0, where the weight is 0
 
     # exp(t) = 1 + t + t^2 q(t)
     yield "EXP", *remez(_tail(t, 2, lambda n: 1 / (n + 3), 1), t**2 / np.exp(t), t, 4)
 
     f = np.linspace(Real(math.sqrt(0.5) - 1), Real(math.sqrt(2) - 1), 6000, dtype=Real)
-    f = f[np.abs(f) > 1e-3]  # leave out 0, where log1p(f) - f cancels; q hardly counts there because of its factor f^3
+    f = f[np.abs(f) > 1e-3]  # leave out points near 0, where log1p(f) - f cancels; there, the factor f^3 makes errors of q negligible
 
     # log(1 + f) = f - f^2 / 2 + f^3 q(f)
     yield "LOG", *remez((np.log1p(f) - f + f * f / 2) / f**3, np.abs(f**3 / np.log1p(f)), f, 8)

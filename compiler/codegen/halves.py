@@ -1,8 +1,8 @@
 """Conversions of f16 for machines without instructions for them, such as WebAssembly. Widening is exact; rounding is to the nearest f16,
 ties to even.
 
-LLVM would emit calls of functions that nothing defines. So `with_conversions` edits the text of a module: the type f16 becomes i16, and
-each conversion between f16 and f32 becomes a call of a function that this file defines.
+For such machines, LLVM would emit calls of conversion functions that nothing defines. So `with_conversions` edits the text of a module: the
+type f16 becomes i16, and each conversion between f16 and f32 becomes a call of a function that this file defines.
 """
 
 from __future__ import annotations

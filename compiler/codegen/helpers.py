@@ -1,8 +1,8 @@
-"""Compile kernels in other processes while this one emits the next: `python -m compiler.codegen.helpers`. LLVM takes half of a compilation,
-and its binding lets only one thread of a process call it.
+"""Compile kernels in other processes, the helpers, while this process emits the next kernels. A helper runs `python -m
+compiler.codegen.helpers`. LLVM takes half the time of a compilation, and its Python binding lets only one thread of a process call LLVM.
 
-A helper has the same code as this process, so a kernel's machine code does not depend on who compiles it. If a helper fails, this process
-compiles the kernel itself.
+A helper has the same code as this process, so a kernel's machine code does not depend on the process that compiles it. If a helper fails,
+another helper or this process compiles the kernel.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SIZE_BYTES = 8
 
 
 class Helpers:
-    """Processes that compile kernels. Each of the first `count` kernels starts one. All have ended when `finish` returns or the `with`
-    statement ends. The `with` statement drops the kernels that are not begun by then."""
+    """Processes that compile kernels. Each of the first `count` kernels starts a process. All processes have ended when `finish` returns or
+    the `with` statement ends. The end of the `with` statement drops the kernels that no process has begun."""
 
     def __init__(self, count: int, target: Target) -> None:
-        """`count` is the maximum number of processes. They are started by `begin`."""
+        """`count` is the maximum number of processes, which `begin` starts."""
         self._count = count
         self._target = target
-        self._waiting: deque[tuple[str, str]] = deque()  # names and LLVM IR of kernels that nobody compiles yet
+        self._waiting: deque[tuple[str, str]] = deque()  # names and LLVM IR of kernels that no process compiles yet
         self.finished: dict[str, bytes] = {}  # machine code of kernels by name
         self._changed = threading.Condition()
         self._is_complete = False  # whether no further kernel will come
@@ -53,8 +53,8 @@ class Helpers:
             thread.join()
 
     def begin(self, name: str, text: str) -> None:
-        """Have a helper compile kernel `name`, whose LLVM IR is `text`, as soon as one has nothing to do. If no helper begins it before
-        `finish`, that method may compile it."""
+        """Let a helper compile kernel `name`, whose LLVM IR is `text`, as soon as a helper is idle. If no helper begins the kernel before
+        `finish` is called, `finish` may compile it."""
         with self._changed:
             self._waiting.append((name, text))
             self._changed.notify()
@@ -74,7 +74,7 @@ class Helpers:
                 self.finished[name] = emit(text, self._target)
             for thread in self.threads:
                 thread.join()
-            if not self._waiting:  # a helper that failed has given its kernel back
+            if not self._waiting:  # otherwise a helper failed, and put its kernel back
                 return self.finished
 
     def _last(self) -> tuple[str, str] | None:
@@ -83,15 +83,14 @@ class Helpers:
             return self._waiting.pop() if self._waiting else None
 
     def _first(self) -> tuple[str, str] | None:
-        """Remove and return the kernel that was added first; wait until there is one. Return None if no further one will
-        come."""
+        """Wait until there is a kernel, and remove and return the one that was added first. Return None if no further kernel will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_complete)
             return self._waiting.popleft() if self._waiting else None
 
     def _follow(self) -> None:
-        """Start a helper, and give it kernels, one at a time, until no further one will come. Return early if the helper cannot start or if
-        it fails. The kernel at which it failed waits again, for other helpers or for `finish`."""
+        """Start a helper, and send it kernels, one at a time, until no further kernel will come. Return early if the helper cannot start or
+        fails. The kernel at which it failed then waits again, for other helpers or for `finish`."""
         try:
             process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         except OSError:
@@ -102,7 +101,7 @@ class Helpers:
                 try:
                     _write(process.stdin, (text, self._target))
                     self.finished[name] = _read(process.stdout)
-                except Exception:  # whatever is wrong with the helper, this process compiles the kernel
+                except Exception:  # whatever is wrong with the helper, another helper or `finish` compiles the kernel
                     with self._changed:
                         self._waiting.append((name, text))
                     process.kill()
@@ -116,7 +115,7 @@ def _write(stream: IO[bytes], value: object) -> None:
 
 
 def _read(stream: IO[bytes]) -> Any:
-    """Return the next value. Raise EOFError if the other end is closed before the value is complete."""
+    """Return the next value. Raise EOFError if the other process closes the stream before the value is complete."""
     size = int.from_bytes(stream.read(SIZE_BYTES), "little")
     content = stream.read(size)
     if not size or len(content) < size:
@@ -127,7 +126,7 @@ def _read(stream: IO[bytes]) -> Any:
 def main() -> None:
     """Compile modules from standard input until it is closed, and write their machine code to standard output."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints goes to standard error, so it cannot be taken for an answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # text that a library prints goes to standard error, not among the answers
     with suppress(EOFError, BrokenPipeError):
         while True:
             text, target = _read(sys.stdin.buffer)

@@ -46,14 +46,14 @@ class KeptKernel(msgspec.Struct, frozen=True, array_like=True):
     stack_bytes: int
 
     def named(self, name: str) -> KernelCode:
-        """Return the kernel with the given name, and with names of its functions that begin with it."""
+        """Return the kernel under the given name. The names of its functions begin with this name, too."""
         phases = _renamed(self.phases, KERNEL, name)
         return KernelCode(name, "", phases, frozenset(), self.num_buffers, self.num_dims, self.stack_bytes, object=self.object)
 
 
 def kept_kernel(code: KernelCode, compiled: bytes, signature: str) -> KeptKernel:
-    """Return what to keep of a kernel. `compiled` is its machine code under the name `kernel`, with which its symbols are kept, too.
-    `signature` is that of `KeptKernel`."""
+    """Return the kernel in the form that is kept. `compiled` is its machine code, in which the names of its functions begin with `kernel`.
+    For `signature` see `KeptKernel`."""
     return KeptKernel(compiled, signature, _renamed(code.phases, code.name, KERNEL), code.num_buffers, code.num_dims, code.stack_bytes)
 
 
@@ -67,7 +67,7 @@ class KeptCode:
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder
-        self.num_reused = self.num_emitted = 0  # numbers of kernels and modules whose code was in the folder, and of the others
+        self.num_reused = self.num_emitted = 0  # numbers of kernels and modules whose code was in the folder, and of those compiled anew
         self._most_bytes = most_bytes
         self._can_store = True
         self._found: dict[str, KeptKernel] = {}  # kernels that `recall` found: another process may remove their files afterwards
@@ -132,7 +132,7 @@ class KeptCode:
 
 
 def key_of(text: str, target: Target) -> str:
-    """Return a digest of everything that determines the machine code of a module: its LLVM IR, the target, and what compiles it."""
+    """Return a digest of everything that determines the machine code of a module: its LLVM IR, the target, and LLVM with its passes."""
     return _digest(text, _stated(target), _version())
 
 
@@ -154,6 +154,6 @@ def _stated(target: Target) -> str:
 
 @lru_cache(maxsize=1)
 def _version() -> str:
-    """Return the release of LLVM's binding, and a digest of the module that runs LLVM's passes. Whatever else determines the code changes
-    the LLVM IR."""
+    """Return the release of LLVM's binding, and a digest of the module that runs LLVM's passes. Everything else that determines the machine
+    code also changes the LLVM IR or the target."""
     return f"{llvmlite.__version__} {hashlib.sha256(Path(machine_code_file).read_bytes()).hexdigest()}"

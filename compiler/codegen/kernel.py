@@ -1,5 +1,5 @@
-"""Emit a kernel as one function per phase. The statements of the body's top-level `Seq`, without nested sequences, are the phases; a body
-of another kind is one phase. A phase reads the results of earlier phases only after these phases have ended on all threads."""
+"""Emit a kernel as one function per phase. The phases are the statements of the body's sequence, in which nested sequences are flattened; a
+body that is no sequence is one phase. A phase reads the results of earlier phases only after these phases have ended on all threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compiler.llvm.ssa import Code
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The code of one phase. `text` is LLVM IR that defines its functions; `symbols` names those that the runtime uses."""
+    """The code of one phase. `text` is LLVM IR that defines its functions; `symbols` names the functions that the runtime calls."""
 
     symbols: PhaseSymbols
     code: Code  # the body of the function that runs the statement

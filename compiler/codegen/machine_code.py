@@ -1,4 +1,4 @@
-"""Turn LLVM IR into machine code. Helpers (helpers.py) import this module, so it imports little."""
+"""Turn LLVM IR into machine code. Each helper (helpers.py) imports this module at its start, so it imports few others."""
 
 from __future__ import annotations
 

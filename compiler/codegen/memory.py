@@ -20,7 +20,7 @@ WORD_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a buffer lies."""
+    """The memory of a buffer."""
 
     pointer: str
     size: int | None = None  # number of elements, with the copies of all lanes, if the kernel allocates the buffer; None: a parameter
@@ -31,11 +31,11 @@ class Storage:
 @dataclass(frozen=True, slots=True)
 class Place:
     """The address of an element or, in a vector loop, of one element per lane. `lanes` has the offset of each lane from `pointer`, in
-    elements: as constants, or as an operand of LLVM IR, a vector. If it is None, all lanes access the same element."""
+    elements: as constants, or as an operand of LLVM IR, a vector. If `lanes` is None, all lanes access the same element."""
 
     pointer: str
     lanes: tuple[int, ...] | str | None = None
-    safe: bool = False  # even inactive lanes may access their elements, because all of these are inside a buffer of the kernel itself
+    safe: bool = False  # even inactive lanes may access their elements, because the elements are inside a buffer that the kernel allocates
 
     @property
     def contiguous(self) -> bool:
@@ -44,7 +44,8 @@ class Place:
 
 
 class MemoryAccess:
-    """Emits loads and stores at the current point of a loop nest. `lane`, `num_lanes` and `mask` describe the vector loop around it."""
+    """Emits loads and stores at the current point of a loop nest. `lane`, `num_lanes` and `mask` describe the vector loop around this
+    point."""
 
     def __init__(self, code: Code, indices: Indices, scalars: Scalars) -> None:
         self.code, self.indices, self.scalars = code, indices, scalars
@@ -57,7 +58,7 @@ class MemoryAccess:
     # --- reading and writing -------------------------------------------------------------------------------------------
 
     def load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Value:
-        """Emit a load. The result has one lane if all lanes read the same element. What it has in inactive lanes is not defined."""
+        """Emit a load. The result has one lane if all lanes read the same element. Its values in inactive lanes are undefined."""
         place, element, lanes = self.place(buffer, indices), memory(buffer.dtype), self.num_lanes
         align = buffer.dtype.num_bytes
         if place.lanes is None:
@@ -129,7 +130,7 @@ class MemoryAccess:
     # --- addresses -----------------------------------------------------------------------------------------------------
 
     def place(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Place:
-        """Emit the address of an element or, in a vector loop, those of the elements of all lanes."""
+        """Emit the address of an element or, in a vector loop, the addresses of the elements of all lanes."""
         storage, element = self.storage[buffer], memory(buffer.dtype)
         offset = self._offset(buffer, indices, storage)
         shared, fixed, varying = self.split_lanes(offset)
@@ -145,7 +146,8 @@ class MemoryAccess:
         return Place(pointer, tuple(f - lowest for f in fixed), _inside(offset, storage.size))
 
     def _offset(self, buffer: Buffer, indices: tuple[Dim, ...], storage: Storage) -> Dim:
-        """Return the row-major offset of an element in elements, with that of the lane if each lane has a copy of the buffer."""
+        """Return the row-major offset of an element, counted in elements. If each lane has a copy of the buffer, the offset leads to the
+        copy of the lane."""
         key = (buffer, indices)
         flat = self._flat.get(key)
         if flat is None:
@@ -156,8 +158,8 @@ class MemoryAccess:
         return flat
 
     def _pointer(self, storage: Storage, element: str, parts: list[Index], constant: int) -> str:
-        """Add offsets to the pointer, those of outer scopes first, so that few additions remain in inner loops. The constant comes last,
-        because an instruction can contain it."""
+        """Add offsets to the pointer, the offsets of outer scopes first, so that few additions remain in inner loops. The constant is last,
+        because a load or a store can contain it."""
         pointer, at = storage.pointer, storage.level
         constant += sum(p.value for p in parts if isinstance(p.value, int))
         for level in sorted({p.level for p in parts if isinstance(p.value, str)}):

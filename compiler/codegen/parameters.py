@@ -79,8 +79,8 @@ def from_word(code: Code, word: str, dtype: DType, level: int = 0) -> Value:
 
 
 def _odd(code: Code, double: str, single: str, level: int) -> str:
-    """Return an f32 that rounds to the same f16 as the f64 does; `single` is the f64 rounded to f32. If that is inexact, it is replaced by
-    the f32 next to the f64 on the side of zero, with its last bit set, which is never the middle between two f16."""
+    """Return an f32 that rounds to the same f16 as the f64 `double` does. `single` is the f64 rounded to f32. If `single` is inexact, take
+    the f32 next to the f64 on the side of zero, and set its last bit: such an f32 is never halfway between two f16."""
     back = code.hoist(level, f"fpext float {single} to double")
     sizes = [code.hoist(level, f"call double @llvm.fabs.f64(double {x})") for x in (back, double)]
     above = code.hoist(level, f"fcmp ogt double {sizes[0]}, {sizes[1]}")

@@ -1,9 +1,9 @@
 """Emit functions of scalars, in any number of lanes.
 
 Registers hold bf16, f16 and e4m3 as f32. Arithmetic of floats is in f32, and every result is rounded to the value's own type. bf16 is
-rounded with integer instructions, or by an instruction of a GPU (`Target.rounds_bf16`). Both flush no denormals and give the same bits of a
-number; the bits of a NaN differ on a GPU. No instruction has a fast-math flag: LLVM may not contract or reorder, so every lane of a vector
-gets the bits of the scalar function. On a GPU, exp2 is less exact, and flushes denormals (compiler/llvm/ex2.py)."""
+rounded with integer instructions, or by an instruction of a GPU (`Target.rounds_bf16`). Both ways keep denormals, and give the same bits
+for a number; the bits of a NaN differ on a GPU. No instruction has a fast-math flag: LLVM may not contract or reorder, so every lane of a
+vector gets the bits of the scalar function. On a GPU, exp2 is less exact, and flushes denormals (compiler/llvm/ex2.py)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class Scalars:
     # --- memory and registers ------------------------------------------------------------------------------------------
 
     def loaded(self, raw: str, dtype: DType, lanes: int) -> Value:
-        """Convert numbers as memory has them to values in registers: small floats become f32, and a bool is true if its byte is not 0."""
+        """Convert numbers from their form in memory to values in registers: small floats become f32, and a bool is true if its byte is not
+        0."""
         op, v = self.code.op, partial(_lanes, lanes)
         match dtype:
             case DType.BF16:

@@ -95,7 +95,8 @@ class Statements(ABC):
         self.memory.store(store.buffer, store.indices, result)
 
     def tile(self, tile: Tile) -> None:
-        """Emit a tile. Raise CompileError inside of a vector loop, if the target lacks instructions for it, or if its sizes are wrong."""
+        """Emit a tile. Raise CompileError inside of a vector loop, if the target lacks instructions for the tile, or if its sizes are
+        wrong."""
         op = tile.op
         if self.memory.lane is not None:
             raise CompileError(
@@ -119,8 +120,8 @@ class Statements(ABC):
             self.run(let.body)
 
     def _when(self, when: When) -> None:
-        """Emit a branch. If lanes differ in the condition, each side runs with the other lanes inactive, if any lane needs it. A constant
-        condition chooses a side at once."""
+        """Emit a branch. If the condition differs between lanes, each side runs only in the lanes that need it, and is skipped if there are
+        none. If the condition is a constant, emit only one side."""
         cond = self.expressions.value(when.cond)
         if cond in (TRUE, FALSE):
             chosen = when.then if cond == TRUE else when.orelse

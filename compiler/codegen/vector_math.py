@@ -1,14 +1,14 @@
 """Transcendental functions of f32 in any number of lanes, so that compiled code needs no math library.
 
-Largest errors in units in the last place (ulp) of f32, compared with results in f64 on dense samples: of all finite f32, and for pow of
-pairs of numbers (tests/compiler/codegen/test_vector_math.py checks these bounds):
+Largest errors in units in the last place (ulp) of f32, compared with results in f64 on dense samples of all finite f32, and for pow on
+samples of pairs of f32 (tests/compiler/codegen/test_vector_math.py checks these bounds):
 
     exp 0.9   exp2 1.3   log 0.8   sin 1.6   cos 1.6   tanh 1.3   erf 1.2   pow 0.51
 
 A function has the same bits in every lane, for all numbers of lanes, and on all machines that round a multiply-add once. It has no
-branches. Only the multiplication by a power of two has other instructions on some machines, with the same result (`Lanes.scaled`).
-Denormal arguments and results are not flushed to 0. Only the operations whose error bound requires it are fused multiply-adds. One function
-is an exception: on GPUs, exp2 is one instruction (compiler/llvm/ex2.py).
+branches. Only the multiplication by a power of two uses other instructions on some machines, with the same result (`Lanes.scaled`).
+Denormal arguments and results are not flushed to 0. Fused multiply-adds are used only where the error bounds require them. One function is
+an exception: on GPUs, exp2 is one instruction (compiler/llvm/ex2.py).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ HUGE_ANGLE: Final = 2.0**22  # from this magnitude on, `_reduce_huge` reduces an
 SIGN: Final = -(2**31)
 INFINITY: Final = math.inf
 NAN: Final = math.nan
-ROUND_F32: Final = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
+ROUND_F32: Final = 1.5 * 2.0**23  # the sum of this and a number has the integer nearest to the number in its low bits
 ROUND_F64: Final = 1.5 * 2.0**52
 SCALED: Final = "scaled"  # name of the helper function that computes value * 2^n
 

@@ -1,5 +1,5 @@
-"""Recognise the stages (statements of a body) that choose the best experts of each token, by comparing them with those that the operator
-`top_experts` writes. Fusion may have put an expression in place of the scores."""
+"""Recognise the stages (statements of a body) that choose the best experts of each token, by comparing them with the stages that the
+operator `top_experts` writes. Fusion may have put an expression in place of the scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Best:
     """The stages that choose the best experts of each row by their scores."""
 
     axes: tuple[tuple[DimVar, Dim], ...]  # the rows, and the experts
-    score: Scalar  # an f32, for a point of these axes
+    score: Scalar  # an f32, the score of an expert for a row, in terms of the variables of `axes`
     out: Buffer  # [rows, chosen]
 
     @property

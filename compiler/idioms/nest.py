@@ -71,8 +71,8 @@ def is_rectangular(axes: Sequence[tuple[DimVar, Dim]]) -> bool:
 
 
 def writes_apart(axes: Sequence[tuple[DimVar, Dim]], indices: Sequence[Dim]) -> bool:
-    """Whether iterations of these loops that store at `indices` provably store to different elements: the indices determine the variables
-    of all loops."""
+    """Whether iterations of these loops that store at `indices` provably store to different elements, because the indices determine the
+    variables of all loops."""
     if any(prove_le(extent, 0) for _, extent in axes):
         return True  # nothing is stored
     left = {var: extent for var, extent in axes if extent != Dim.of(1)}

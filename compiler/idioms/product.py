@@ -1,8 +1,8 @@
 """Match products of matrices in loop nests, for fusion and schedules.
 
 A product is a nest that stores columns along its innermost axis, and whose value contains contractions. All contractions run over the same
-extent: a linear layer has one, gate and up projections have two over the same rows. The operations around the contractions are the
-epilogue. The columns may decode quantised weights.
+extent: a linear layer has one contraction, gate and up projections have two over the same rows. The operations around the contractions are
+the epilogue. The columns may decode quantised weights.
 """
 
 from __future__ import annotations
@@ -138,9 +138,8 @@ def product_in(prim: PrimFunc) -> Product[Contraction] | None:
 
 
 def _choosing(nest: PerfectNest, sums: tuple[S, ...], row_axis: DimVar | None) -> Product[S] | None:
-    """Return the product, with its choice if the nest reads an integer between its loops. In a nest that reads integers, all of them must
-    be the same one, this integer must depend on the row alone, and the row axis and the columns' axis must be the only axes. Otherwise
-    return None."""
+    """Return the product, with its choice if the nest reads integers between its loops. Return None if these integers are not all the same
+    integer, if this integer does not depend on the row alone, or if there are other axes than the row axis and the columns' axis."""
     if not nest.lets:
         return Product(nest, sums, row_axis)
     names, (index, *others) = tuple(var for var, _ in nest.lets), [value for _, value in nest.lets]
@@ -184,7 +183,7 @@ def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
 
 def _grouped(node: GroupedContraction, column: DimVar) -> GroupedSum | None:
     """Match a sum of the kind that operators emit: it reads all planes of one row, and reads weights at the places that their format
-    defines. Return None for other sums, because tiles cannot read other places; hand-written nests may contain them."""
+    defines. Return None for other sums, such as those of hand-written nests, because tiles cannot read other places."""
     found = [_dot(dot) for dot in node.dots]
     dots = [dot for dot in found if dot is not None]
     if len(dots) != len(found) or len({dot.alike for dot in dots}) > 1:

@@ -65,7 +65,7 @@ def folds_in(scalar: Scalar) -> tuple[Reduce, ...]:
 
 def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
     """Match stages on whole rows, each of which writes one number per row, or elements along the row. Return None for other stages, and if
-    no stage folds. The caller checks that no row depends on what other rows write (`_rows_are_independent`)."""
+    no stage folds. The caller checks that no row depends on elements that other rows write (`_rows_are_independent`)."""
     folding = [n for n in nests if folds_in(n.store.value)]
     if not folding:
         return None
@@ -92,8 +92,8 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
 
 
 def _rows_are_independent(nests: Sequence[PerfectNest], rank: int) -> bool:
-    """Whether no row reads or writes an element that another row writes, and no stage reads an element that another iteration of its own
-    writes. The first `rank` axes of each nest number the rows."""
+    """Whether no row reads or writes an element that another row writes, and no iteration of a stage reads an element that another
+    iteration of the stage writes. The first `rank` axes of each nest number the rows."""
     return all(writes_apart(nest.axes, nest.store.indices) for nest in nests) and all(
         _is_own_element(nest, place.indices, writer, len(nest.axes) if writer is nest else rank)
         for nest in nests
@@ -104,14 +104,14 @@ def _rows_are_independent(nests: Sequence[PerfectNest], rank: int) -> bool:
 
 
 def _is_own_element(nest: PerfectNest, indices: Sequence[Dim], writer: PerfectNest, rank: int) -> bool:
-    """Whether `writer` writes the element that `nest` accesses at `indices`, if at all, only while its first `rank` loops are at the same
-    iteration as those of `nest`."""
+    """Whether `writer` never writes the element that `nest` accesses at `indices`, or only while the first `rank` loops of both nests are
+    at the same iteration."""
     places, names = [*zip(writer.store.indices, indices, strict=True)], dict(zip(writer.vars[:rank], nest.vars[:rank], strict=True))
     if any(w.is_const and r.is_const and w != r for w, r in places):
         return True  # the writer writes another part of the buffer, such as another plane
     if all(extent == Dim.of(1) or any(w.var is var and r.var is names[var] for w, r in places) for var, extent in writer.axes[:rank]):
         return True
-    # Otherwise, the element must be one that the loop along the row writes, for example the element 4*g + r of part g.
+    # Otherwise, the loop along the row must write the element, for example element 4*g + r of a row of parts g with 4 elements r.
     loops = [*nest.axes[rank:], *(axis for fold in folds_in(nest.store.value) for axis in fold.axes)]
     along = [{var: v} for var, extent in writer.axes[rank:] for v, e in loops if e == extent] if writer.axes[rank:] else [{}]
     return any(all(w.substitute({**names, **loop}) == r for w, r in places) for loop in along)
@@ -128,8 +128,8 @@ def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]
 
 
 def _parted(before: Sequence[PerfectNest], after: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
-    """Match stages on whole rows (`before`) and stages on parts of rows (`after`). A row of values that they share moves from a temporary
-    to memory of each thread's own."""
+    """Match stages on whole rows (`before`) and stages on parts of rows (`after`). A row of values that both share moves from a temporary
+    to each thread's own memory."""
     rank = next((len(nest.axes) for nest in before if folds_in(nest.store.value)), 0)
     lines = [n.store.buffer for n in before if n.store.buffer in temporaries and len(n.axes) > rank]
     if len(lines) > 1 or not all(line.shape[-1].is_const and line.shape[-1].const <= LONGEST_LINE for line in lines):
@@ -164,8 +164,8 @@ def _with_own_line(nest: PerfectNest, own: Mapping[Buffer, Buffer]) -> PerfectNe
 
 
 def with_own_numbers(program: RowProgram, scope: Scope, outer: Mapping[Buffer, Buffer] = MappingProxyType({})) -> RowProgram:
-    """Replace each temporary, which holds one number per row, by one number per thread or block, in memory of this scope. `outer` maps the
-    temporaries of the whole row, which are already replaced, to their numbers."""
+    """Replace each temporary, which holds one number per row, by a buffer of one number per thread or block, in memory of this scope.
+    `outer` maps the temporaries of the whole row to the buffers that already replace them."""
     own = {t: Buffer(t.name, (Dim.of(1),), t.dtype, scope) for t in program.temporaries}
     numbers = {**outer, **own}
 
@@ -186,7 +186,7 @@ def with_own_numbers(program: RowProgram, scope: Scope, outer: Mapping[Buffer, B
 def with_stored_values(program: RowProgram) -> RowProgram:
     """Let a fold store its costly values in the output, and let the last stage read them there instead of computing them again. For
     example, softmax computes each exponential once, for the sum and for the division. Return the program itself if no fold computes costly
-    values that the last stage needs, or the output cannot hold them."""
+    values that the last stage needs, or if the output cannot hold such values."""
     *before, last = program.stages
     out = last.nest.store.buffer
     at = tuple(Dim.of(v) for v in last.nest.vars)
@@ -199,7 +199,7 @@ def with_stored_values(program: RowProgram) -> RowProgram:
             continue
         (axis, length), changed = stage.folds[0].axes[0], {s.nest.store.buffer for s in before[number:]}
         if length != last.inner[1] or out in changed or any(load.buffer in changed for load in loads(stage.folds[0].value)):
-            continue  # the last stage would not read the values that the fold stored, or would compute others
+            continue  # the stored values would not be those that the last stage needs
         names = {**dict(zip(stage.nest.vars, at, strict=False)), axis: at[-1]}
         value = rewrite_dims(stage.folds[0].value, names)
         taken = map_scalar(last.nest.store.value, lambda s, v=value: Load(out, at) if same_scalar(s, v) else s)

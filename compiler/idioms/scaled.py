@@ -52,7 +52,7 @@ def scaled_numbers(s: Contraction) -> Scaled | None:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A number of a quantised weight, as memory holds it."""
+    """A number of a quantised weight, as it is stored in memory."""
 
     bits: int
     kind: Kind

@@ -40,7 +40,7 @@ class SmallRows:
 
 def match_small_rows(prim: PrimFunc) -> SmallRows | None:
     """Return the parts of a function that computes short rows. Return None for other functions, and for functions with attributes besides
-    `pattern`, such as those that are scheduled or work in place."""
+    `pattern`, such as functions that are scheduled or work in place."""
     if prim.attrs.keys() - {"pattern"}:
         return None
     parts = _parts(stages(without_allocations(prim.body)[1]))
@@ -75,7 +75,7 @@ def buffer_of(part: Part) -> Buffer:
 
 
 def _parts(stmts: Sequence[Stmt]) -> list[Part] | None:
-    """Match all statements as parts, one after another. Return None if one of them is no part, or a part is too long."""
+    """Match all statements as parts, one after another. Return None if a statement belongs to no part, or if a part is too long."""
     found: list[Part] = []
     while stmts:
         part = match_best(stmts) or match_spatial(stmts[0])

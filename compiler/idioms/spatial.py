@@ -1,6 +1,6 @@
-"""Match spatial nests: loops around one store whose iterations are independent. No two iterations store to the same element, if slots that
-are read from memory are distinct (`_stores_are_apart`), and none reads an element that another one stores. The nest may also read integers
-between its loops, and skip iterations of its outer loops."""
+"""Match spatial nests: loops around one store, with independent iterations. No two iterations store to the same element, if slots that are
+read from memory are distinct (`_stores_are_apart`), and no iteration reads an element that another iteration stores. The nest may also read
+integers between its loops, and skip iterations of its outer loops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compiler.ir.loops.write import Kernel
 
 Axes = tuple[tuple[DimVar, Dim], ...]
 
-_MOST = 1 << 62  # no index of an element is larger
+_MOST = 1 << 62  # an upper bound of the indices of elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class SpatialNest:
     axes: Axes
     lets: tuple[tuple[DimVar, Scalar], ...]
     store: Store
-    cond: Scalar | None = None  # the nest computes only iterations in which this holds, and reads integers only in these
+    cond: Scalar | None = None  # the nest computes only iterations in which this condition holds, and reads integers only in them
 
 
 def match_spatial(stmt: Stmt) -> SpatialNest | None:
@@ -96,9 +96,9 @@ def _is_slot(var: DimVar, value: Scalar) -> bool:
 
 
 def _digits(var: DimVar, indices: Sequence[Dim]) -> tuple[Dim, list[tuple[DimVar, Dim]]]:
-    """Return an integer as an expression of its digits, and the digits, each with its extent. If an index contains the integer's quotient
-    or remainder by a number, such as the page of a slot or the offset in it, both are its digits. Otherwise the upper digit is the integer
-    itself, and the lower digit is 0."""
+    """Return an integer as an expression of two digits, and the digits, each with its extent. If an index contains the integer's quotient
+    or remainder by a number, such as the page of a slot or the slot's offset in the page, the digits are this quotient and this remainder.
+    Otherwise the upper digit is the integer itself, and the lower digit is 0."""
     atoms = [atom for index in indices for atom in index.atoms() if isinstance(atom, FloorDiv | Mod) and atom.numerator == var.dim]
     divisor = next((atom.divisor for atom in atoms), Dim.of(1))
     most = Dim.of(_MOST if var.upper is None else var.upper) // divisor
@@ -129,8 +129,8 @@ def where_computed(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) ->
 def read_integers(
     k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim], held: Mapping[DimVar, Scalar] | None = None
 ) -> dict[DimVar, Dim]:
-    """Return the values of the loop variables, which are those of `point`, and of the integers that the nest reads. Those in `held` are not
-    read again."""
+    """Return the values of the loop variables, which are those of `point`, and the values of the integers that the nest reads. Integers in
+    `held` are not read again."""
     known = dict(point)
     for var, value in nest.lets:
         read = held[var] if held and var in held else rewrite_dims(value, known)

@@ -1,7 +1,8 @@
 """Emit index arithmetic: the value of a `Dim` in an iteration of a loop nest.
 
-Each part of an index is computed in the outermost scope that knows its variables, so the innermost loop computes only the parts that change
-there. A variable is a constant in an unrolled loop, a vector with one number per lane in a vector loop, and a scalar operand elsewhere.
+Each part of an index is computed in the outermost scope in which all its variables are known, so the innermost loop computes only the parts
+that change there. The variable of an unrolled loop is a constant, that of a vector loop is a vector with one number per lane, and any other
+variable is a scalar operand.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class Indices:
         return self._instruction(f"call {{type}} @llvm.{fn}.{name}({{type}} {{a}}, {{type}} {{b}})", a, b)
 
     def _division(self, atom: FloorDiv | Mod) -> Index:
-        """Return a quotient, rounded down, or a remainder. Two integers are divided at once. If the divisor is a constant power of two, a
-        shift or a mask takes the place of the division."""
+        """Return a quotient, rounded down, or a remainder. If both operands are Python integers, write no instruction. If the divisor is a
+        constant power of two, write a shift or a mask instead of a division."""
         numerator, divisor = self.value(atom.numerator), self.value(atom.divisor)
         quotient = isinstance(atom, FloorDiv)
         if isinstance(numerator.value, int) and isinstance(divisor.value, int):
@@ -130,7 +131,7 @@ class Indices:
         return self.binary("add nsw", rest, self.binary("and", wrong, d))
 
     def _instruction(self, template: str, a: Index, b: Index) -> Index:
-        """Write an instruction in the outermost scope that knows both operands. `template` has the places {type}, {a} and {b}."""
+        """Write an instruction in the outermost scope in which both operands are known. `template` has the places {type}, {a} and {b}."""
         level, lanes = max(a.level, b.level), max(a.lanes, b.lanes)
         text = template.format(type=vec("i64", lanes), a=self.spread(a, lanes), b=self.spread(b, lanes))
         return Index(self.code.hoist(level, text), level, lanes)

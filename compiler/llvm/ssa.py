@@ -1,8 +1,8 @@
 """Write LLVM IR as text in one pass.
 
-A function is a list of lines, and some of its items are holes: lists that receive further lines while later code is written. `hoist` writes
-an instruction into the hole of an outer scope, as far out as its operands are known. So index arithmetic stays out of inner loops without
-LLVM's loop passes. The output is text because LLVM parses text faster than Python builds an object model.
+A function is a list of lines. Some items of the list are holes: lists to which further lines are added while later code is written. `hoist`
+writes an instruction into the hole of an outer scope, as far out as its operands are known. So index arithmetic stays out of inner loops
+without LLVM's loop passes. The output is text because LLVM parses text faster than Python builds an object model.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Code:
 
     @property
     def level(self) -> int:
-        """The number of the innermost scope. Instructions there may use all variables."""
+        """The number of the innermost scope. An instruction in this scope may use all variables."""
         return len(self.scopes) - 1
 
     def fresh(self, hint: str = "") -> str:
-        """Return a name that the function does not use yet, with its %. It serves for a value or a label."""
+        """Return a name for a value or a label that the function does not use yet, with the leading %."""
         self._count += 1
         return f"%{hint}{self._count}" if hint else f"%t{self._count}"
 
@@ -146,7 +146,7 @@ class Code:
         self.block(done)
 
     def either(self, cond: str, then: Callable[[], None], orelse: Callable[[], None]) -> None:
-        """Emit a branch: the code that `then` writes runs if the i1 `cond` is true, and that of `orelse` if it is false."""
+        """Emit a branch: the code that `then` writes runs if the i1 `cond` is true, and the code that `orelse` writes if it is false."""
         yes, no, done = self.fresh("yes"), self.fresh("no"), self.fresh("done")
         self.branch(cond, yes, no)
         for label, emit in ((yes, then), (no, orelse)):
@@ -183,8 +183,8 @@ def _flatten(lines: Lines) -> Iterator[str]:
 
 
 def in_register(code: Code, value: str, kind: str) -> str:
-    """Return a register that holds a constant, loaded once per function. Without the empty instruction LLVM would load the constant again
-    in each loop."""
+    """Return a register that holds a constant, loaded once per function by an empty instruction. Without this instruction, LLVM would load
+    the constant again in each loop."""
     return code.hoist(0, f'call {kind} asm "", "=r,0"({kind} {value})')
 
 
@@ -207,7 +207,7 @@ def symbol(fn: str, lanes: int) -> str:
 
 
 def vec(element: str, lanes: int) -> str:
-    """Return the type of a vector; with one lane, that of its element."""
+    """Return the type of a vector; with one lane, return the element type."""
     return element if lanes == 1 else f"<{lanes} x {element}>"
 
 
@@ -224,7 +224,7 @@ def suffix(element: str, lanes: int) -> str:
 
 
 def float_literal(value: float) -> str:
-    """Write a float constant exactly: LLVM writes f32 with the bits of the equal f64."""
+    """Write a float constant exactly, by the bits of the f64 of equal value, as LLVM requires even for an f32."""
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
 
 

@@ -1,1 +1,1 @@
-"""Passes that all back ends share. Each maps a program to a program."""
+"""Passes that all back ends share. Each pass maps a program to a program."""

@@ -1,8 +1,8 @@
 """The interface of passes, and the pipeline that runs a list of them.
 
-A pass is a function `IRModule -> IRModule` without side effects (`RecallKernels` also reads files of kept code). It returns the same object
-when it changes nothing. Its parameters are fields of a frozen dataclass, and its file has its name. A pass never prints, times, verifies or
-dumps; instruments around the pipeline do that.
+A pass is a function `IRModule -> IRModule` without side effects (`RecallKernels` also reads files of machine code). It returns its argument
+itself when it changes nothing. Its parameters are fields of a frozen dataclass, and its file has the name of the pass. A pass never prints,
+times, verifies or dumps; the instruments of the pipeline do that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from compiler.ir.verify.module import VerifyError, verify
 
 
 class Pass(Protocol):
-    """Rewrites a program. A result that is the same object as the argument says that nothing changed."""
+    """Rewrites a program. If nothing changes, the result is the argument itself."""
 
     def __call__(self, module: IRModule) -> IRModule: ...
 
@@ -41,8 +41,8 @@ class Instrument(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Passes that run in order. The methods that take the name of a pass raise CompileError if no pass has this name. If several have it,
-    `until`, `after` and `inserted` mean the first one."""
+    """Passes that run in order. The methods that take the name of a pass raise CompileError if no pass has this name. If several passes
+    have it, `until`, `after` and `inserted` use the first one."""
 
     passes: Sequence[Pass]
     instruments: Sequence[Instrument] = ()
@@ -58,12 +58,12 @@ class Pipeline:
         return module
 
     def until(self, name: str) -> Pipeline:
-        """Return a pipeline of the passes up to and including the named one."""
+        """Return a pipeline of the passes up to and including the named pass."""
         names = [name_of(p) for p in self.passes]
         return Pipeline(self.passes[: names.index(self._known(name)) + 1], self.instruments)
 
     def after(self, name: str) -> Pipeline:
-        """Return a pipeline of the passes after the named one."""
+        """Return a pipeline of the passes after the named pass."""
         names = [name_of(p) for p in self.passes]
         return Pipeline(self.passes[names.index(self._known(name)) + 1 :], self.instruments)
 
@@ -153,7 +153,7 @@ class Show:
 
 @dataclass(frozen=True, slots=True)
 class ShowChanges:
-    """Show what each pass changed, by calling `write` with a diff, or with a line that says that it changed nothing."""
+    """Show what each pass changed, by calling `write` with a diff, or with a line that says that the pass changed nothing."""
 
     write: Callable[[str], None]
 

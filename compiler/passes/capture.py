@@ -1,4 +1,4 @@
-"""Find captured regions: sequences of bindings that need nothing from the host. Each becomes a captured block, which one native call
+"""Find captured regions: sequences of bindings that need no work of the host. Each sequence becomes a captured block, which one native call
 replays.
 
 Before: launches of loop nests, allocations in the arena, aliases, views and tuples, among other bindings. After: every maximal sequence of
@@ -40,7 +40,7 @@ def _inside(binding: Binding) -> Binding:
 
 
 def _blocks(bindings: list[Binding]) -> list[Block]:
-    """Group the bindings into blocks. `run` collects a sequence of bindings that need nothing from the host, and `rest` collects other
+    """Group the bindings into blocks. `run` collects a sequence of bindings that need no work of the host, and `rest` collects other
     bindings. At most one of the two has bindings at a time."""
     blocks: list[Block] = []
     run: list[Binding] = []

@@ -120,7 +120,7 @@ class _Checks:
     before: list[Binding] = field(default_factory=list[Binding])
 
     def of(self, binding: Binding) -> list[Binding]:
-        """Return the binding after the checks of its operands and extents, and before the check of its annotation."""
+        """Return the checks of the binding's operands and extents, the binding, and the check of its annotation, in this order."""
         var, value = binding.var, binding.value
         match value:
             case CallTir(func=name, out=out):
@@ -164,7 +164,7 @@ class _Checks:
         if isinstance(value, CallTir):
             boundary = f"call_tir @{value.func}, result {var.name!r}"
         if isinstance(value, CallFunc) and isinstance(value.callee, Var):
-            # Nothing checks that a function that is passed as a value returns what its annotation says, so the result counts as unknown.
+            # Nothing checks that a function that is passed as a value returns what its annotation states, so the result counts as unknown.
             deduced, boundary = ObjectType(), f"result {var.name!r} of calling {value.callee.name!r}"
         if subsumes(var.type, deduced).level is Level.PASS:
             return [binding]
@@ -202,8 +202,8 @@ class _Checks:
         return call if same else replace(call, args=tuple(args))
 
     def _output(self, param: Buffer | ScalarParam | DimVar, stated: Type, found: dict[DimVar, Dim]) -> Type:
-        """Return the stated annotation of an output if it provably matches the type that the loop nest produces. Otherwise return this
-        type; the annotation is then checked."""
+        """Return the stated annotation of an output if it provably matches the type that the loop nest produces. Otherwise return the type
+        that the nest produces; `_annotated` then checks the annotation."""
         assert isinstance(param, Buffer)
         wanted = _wanted(param, found)
         return stated if subsumes(wanted, stated).level is Level.PASS else wanted

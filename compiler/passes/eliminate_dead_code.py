@@ -1,9 +1,9 @@
 """Remove bindings of pure values that nothing uses, and loop nests that no function calls.
 
-Calls that may have an effect stay: impure operators and functions, functions that are passed as values, launches, in-place calls, and
-library routines that state an effect. `match_cast`s stay, because they are checks and define variables. An If stays if one of its branches
-contains such a value. Run this pass after `legalize`: operators that update states become in-place calls only there, and before that they
-look like pure values that nothing uses.
+Values that may have an effect stay: calls of impure operators and functions, calls of functions that are passed as values, launches,
+in-place calls, and calls of library routines that state an effect. `match_cast`s stay, because they are checks and define variables. An If
+stays if one of its branches contains such a value. Run this pass after `legalize`, which turns operators that update states into in-place
+calls: before, these operators look like pure values that nothing uses.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def _clean(func: Function, module: IRModule) -> Function:
 
 
 def _clean_body(body: Body, used: set[Var], module: IRModule) -> Body:
-    """Return the body without bindings that nothing uses. `used` has the variables that are read later. Those that the body reads are added
-    to it."""
+    """Return the body without bindings that nothing uses. `used` has the variables that are read later; the variables that the body reads
+    are added to it."""
     if isinstance(body.result, Var):
         used.add(body.result)
     blocks: list[Block] = []
@@ -68,7 +68,7 @@ def _clean_body(body: Body, used: set[Var], module: IRModule) -> Body:
 
 
 def has_effect(value: Value, module: IRModule) -> bool:
-    """Whether the value must stay even if nothing uses it, as the head of this file lists."""
+    """Whether the value must stay even if nothing uses it: see the list at the head of this file."""
     match value:
         case Call(op=op):
             return not op.pure

@@ -2,8 +2,8 @@
 
 Before: all operands of some pure operators and loop nests are constants, at least one of them a tensor. After: their results are constants,
 too. A call stays if its attributes or its annotation contain variables, or if its result is no tensor but a tuple of tensors. It also stays
-if its result is larger than `most_bytes` and larger than all its operands together, so folding does not bloat the program. Numbers alone,
-as in a tensor that is filled with a number, are not folded.
+if its result is larger than `most_bytes` and larger than all its operands together, so folding does not bloat the program. A call with only
+numbers as operands, such as one that fills a tensor with a number, is not folded.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _constant(value: Call | CallTir) -> bool:
 
 
 def evaluate(module: IRModule, value: Value, var: Var) -> np.ndarray:
-    """Evaluate a value, which `var` names, by interpreting it as a program of its own."""
+    """Evaluate a value by interpreting it as a separate program. `var` is the variable of its binding."""
     body = Body((Block((Binding(var, value),)),), var)
     program = module.update({"": Function((), body, var.type)})
     return np.asarray(Interpreter(program).call(""))

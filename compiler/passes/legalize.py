@@ -49,7 +49,7 @@ def _repeated(
 ) -> Value | None:
     """Return a call of the function that was made for an earlier call with the same operator, types, attributes and literal numbers, since
     the layers of a model repeat calls. If there is none, legalize the call, and remember its function if it reads only operands of the
-    call. Return None as `_legalize` does."""
+    call. Return None for a view that needs no check."""
     attrs = tuple((name, freeze(value)) for name, value in sorted(call.attrs.items()))
     literals = tuple(freeze(a.value) if isinstance(a, ScalarValue) and not isinstance(a.value, Dim) else None for a in call.args)
     same = tuple(call.args.index(a) for a in call.args)
@@ -66,7 +66,7 @@ def _repeated(
 
 
 def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Value | None:
-    """Return what replaces the call of an operator, and emit its checks. Return None for a view that needs no check."""
+    """Return the value that replaces the call of an operator, and emit the call's checks. Return None for a view that needs no check."""
     name, args = call.op.name, call.args
     types = tuple(type_of(a, builder.signature) for a in args)
     places = tuple(_place(_letter(i), a, t) for i, (a, t) in enumerate(zip(args, types, strict=True)))
@@ -113,11 +113,11 @@ def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest, boundary: str
 
 
 def _place(name: str, atom: Atom, type_: Type) -> Place | None:
-    """Return the place of an operand under this name, for the nest: a buffer, a scalar parameter or a literal number. Return None for a
+    """Return what stands for an operand in the nest: a buffer or a scalar parameter with this name, or a literal number. Return None for a
     shape, a tensor of unknown extents or element type, and a value of any other type."""
     match atom, type_:
         case ScalarValue(value=Dim()), ScalarType(dtype=dtype) if dtype is not None:
-            # an i64 becomes a parameter even if it is a literal: calls that differ only in it (a layer's index) share the function
+            # an i64 becomes a parameter even if it is a literal: calls that differ only in the literal (a layer's index) share the function
             return ScalarParam(name, dtype)
         case ScalarValue(value=bool() | int() | float() as value, dtype=dtype), _:
             return Const(value, DType(dtype))

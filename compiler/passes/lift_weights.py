@@ -3,12 +3,13 @@
 Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., kept..., prepared...)`, where `kept` are the weights that the
 step still reads, and all weights with symbolic extents, because the step may use or check these extents. The functions
 `step.weights.0(weights...)`, `step.weights.1(weights...)`, ... each return a tuple of `prepared` values, in this order: packed, transposed,
-quantised or folded weights. They are compiled like any function, so packing loops are fast. The results of one function take up to
-PART_BYTES. They take more if a single result does, or if they share a computed value and cannot be separated. So memory need not hold the
-whole checkpoint and all prepared weights at once. A function that others call stays as it is.
+quantised or folded weights. They are compiled like any function, so packing loops are fast. The results of one function have at most
+PART_BYTES, unless a single result has more, or results share a computed value and cannot be separated. So memory need not hold the whole
+checkpoint and all prepared weights at once. A function that other functions call stays as it is.
 
-A preparation checks nothing but its own parameters. So work on weights with symbolic extents moves only if no other parameter mentions
-these variables, and no check before the work concerns them. Work on a weight that is a number stays, because the step checks the number.
+Such a function, a preparation, checks nothing but its own parameters. So work on weights with symbolic extents moves only if no other
+parameter mentions the variables of these extents, and no check of the step before the work mentions them. Work on a weight that is a number
+stays, because the step checks the number.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def lift_weights(module: IRModule) -> IRModule:
 
 def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     """Return the step and the preparations that replace an entry point, by name, or nothing if no work can move."""
-    early: dict[Var, None] = dict.fromkeys(func.weights)  # ordered: defines the order of the prepared values
-    alone = _own_variables(func)  # those that no check has concerned so far
+    early: dict[Var, None] = dict.fromkeys(func.weights)  # values that only weights determine; a dict, because their order matters
+    alone = _own_variables(func)  # the variables that no check so far mentions
     fresh = destroyed(func.body, taken_in(module))  # values whose memory every call overwrites, so every call must compute them again
     moved: list[Binding] = []
     for binding in func.body.bindings:
@@ -121,8 +122,8 @@ def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
 
 
 def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Binding]]:
-    """Group the bindings that prepare values in `used` into parts. The results of a part have at most PART_BYTES, unless a connected group
-    of bindings has more: it is a part of its own. So there are few functions, and each is small."""
+    """Group the bindings that prepare values in `used` into parts. The results of a part have at most PART_BYTES. A connected group of
+    bindings whose results have more is a part by itself. So there are few functions, and each is small."""
     parts: list[list[Binding]] = []
     part_bytes = PART_BYTES
     for group in _connected(bindings):
@@ -146,7 +147,7 @@ def _num_bytes(type_: Type) -> int:
 
 
 def _connected(bindings: Sequence[Binding]) -> list[list[Binding]]:
-    """Group bindings so that no group uses a value of another. Groups and their bindings are in program order."""
+    """Group bindings so that no group uses a value of another group. Groups and their bindings are in program order."""
     above: dict[Var, Var] = {}
 
     def top(var: Var) -> Var:
@@ -188,8 +189,8 @@ def _movable(binding: Binding, early: Container[Var], module: IRModule) -> bool:
 
 
 def _early(atom: Atom, early: Container[Var]) -> bool:
-    """Whether the operand is known when weights are bound. A number is not: the step checks it, and the call reads the number itself, not
-    the result of the check."""
+    """Whether the operand is known when weights are bound. Numbers do not count as known: the step checks a number, and the call reads the
+    number itself, not the result of the check."""
     if isinstance(atom, Var):
         return atom in early and not isinstance(atom.type, ScalarType)
     return isinstance(atom, Constant | ShapeValue)

@@ -10,10 +10,10 @@ round to bf16.
     weights of 4 bits, if the product tolerates rows of i8 (auto-fast)
                                rows of 8 bits
     weights of 8 bits with one scale per channel and without offsets, if the product tolerates rows of i8 (int8-fast)
-                               rows of 8 bits, with a scale per 64 elements, if a channel is a multiple of these
+                               rows of 8 bits, with a scale per 64 elements, if the length of a channel is a multiple of 64
 
-A row has one scale per group of the weight. If the weight has one scale per channel, a channel that is too long for an exact sum is cut
-into parts, and a row has one scale per part.
+A channel has the weights of one column of the product. A row has one scale per group of a channel. If a whole channel shares a scale and is
+too long for an exact sum, it is cut into parts, and a row has one scale per part.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from compiler.ops.products.experts import EXPERT_LINEAR
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE
 
-LONGEST: Final = {8: 1 << 16, 16: 1 << 9}  # maximum number of products that are added exactly, by bits of the rows
+LONGEST: Final = {8: 1 << 16, 16: 1 << 9}  # maximum number of products that are added exactly, by the number of bits of the rows
 # The maximum for weights of 8 or 6 bits and rows of 16 bits on a matrix unit, which multiplies planes of bytes.
 LONGEST_ON_UNIT: Final = 1 << 16
 COARSE: Final = (8, 64)  # bits, and elements per scale, of rows that int8-fast rounds to i8
-CAP: Final = 4.25  # beside weights of 4 bits, numbers beyond this many mean magnitudes of their row are outliers
+CAP: Final = 4.25  # in rows for weights of 4 bits, numbers that exceed this many mean magnitudes of their row are outliers
 SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each part costs a conversion and a multiply-add
 
 
@@ -57,7 +57,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    """The quantised weight of a product: the operands and attributes of its dequantisation, and what the product says about its rows."""
+    """The quantised weight of a product: the operands and attributes of its dequantisation, and what the product states about its rows."""
 
     q: Atom  # the stored numbers
     scale: Atom
@@ -112,7 +112,8 @@ def scheme_of(weight: QuantisedWeight) -> Scheme | None:
 
 
 def scheme_on_unit(weight: QuantisedWeight) -> Scheme | None:
-    """Return the scheme for a matrix unit, which is fast for long groups only, or None as `scheme_of` does. Its rows are never coarse."""
+    """Return the scheme for a matrix unit, which is fast for long groups only. The rows are never coarse. Return None if the product is
+    computed in f32."""
     group = _part(weight, LONGEST[weight.row_bits] if weight.bits == 4 else LONGEST_ON_UNIT)
     return None if group is None else _scheme(weight, group)
 
@@ -122,9 +123,9 @@ def _scheme(weight: QuantisedWeight, group: int) -> Scheme:
 
 
 def _part(weight: QuantisedWeight, longest: int) -> int | None:
-    """Return how many products are added exactly: those of a group, if there are at most `longest`. If a longer group is the whole channel,
-    return the length of its longest part that fits. Return None if no part has at least SHORTEST_PART elements, and for longer groups that
-    are not the whole channel."""
+    """Return how many products are added exactly: as many as a group has, if it has at most `longest`. If a longer group is the whole
+    channel, return the length of its longest part that has at most `longest`. Return None if no such part has at least SHORTEST_PART
+    elements, and for a longer group that is not the whole channel."""
     if weight.group <= longest:
         return weight.group
     step = FOUR * num_per_byte(weight.bits)
@@ -134,7 +135,7 @@ def _part(weight: QuantisedWeight, longest: int) -> int | None:
 
 def quantised_weight(linear: Call, values: Mapping[Var, Value]) -> QuantisedWeight | None:
     """Return the quantised weight of a product, `linear` or `expert_linear`. Return None if the weight is not quantised or is of 8-bit
-    floats, if a shape is not known, or if its groups do not fill whole units of 4 bytes. `values` are those of all variables."""
+    floats, if a shape is not known, or if its groups do not fill whole units of 4 bytes. `values` has the values of all variables."""
     weight, x = linear.args[1], type_of(linear.args[0])
     made = values.get(weight) if isinstance(weight, Var) else None
     if not isinstance(made, Call) or made.op is not DEQUANTIZE:
@@ -195,7 +196,8 @@ def _levels(scale: Atom, values: Mapping[Var, Value], has_groups: bool) -> tuple
 
 
 def schemes_of(module: IRModule) -> dict[str, int]:
-    """Return descriptions of what the products of a program multiply, each with the number of these products, the most frequent first."""
+    """Return descriptions of the weights and rows of a program's products, each with the number of such products, the most frequent
+    first."""
     counts: Counter[str] = Counter()
     for func in module.graph_functions.values():
         bindings = [b for b in func.body.bindings if isinstance(b.value, Call)]

@@ -1,6 +1,6 @@
-"""Turn a loop nest into a function (outlining). The variables of the nest are renamed. A variable from outside that is no whole extent of
-an operand or output becomes a parameter, and so does a variable that only the range of another one mentions. If the module has an equal
-function, that one is used."""
+"""Turn a loop nest into a function (outlining). The variables of the nest are renamed. A variable from outside the nest becomes a parameter
+unless it is a whole extent of an operand or output. A variable that only the range of another variable mentions becomes a parameter, too.
+If the module has an equal function, the call uses that function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from compiler.ir.types import TensorType, Type
 
 @dataclass(slots=True)
 class Outliner:
-    """Adds functions to the module under construction, each distinct one once."""
+    """Adds functions to the module under construction. Equal functions are added only once."""
 
     builder: Builder
     module: IRModule
@@ -60,7 +60,8 @@ class Outliner:
         return CallTir(self.add(name, prim), args, out, inplace)
 
     def add(self, name: str, prim: PrimFunc) -> str:
-        """Add the function under this name or a similar free one, unless an equal one is there already. Return the name of the function."""
+        """Add the function under this name or a similar free name, unless the module has an equal function. Return the name of the function
+        that the module has."""
         digest = _digest(prim)
         if digest not in self.names:
             self.names[digest] = self.builder.add(self.builder.fresh_name(name), prim)
@@ -68,7 +69,7 @@ class Outliner:
 
 
 def with_ranges(variables: Sequence[DimVar]) -> list[DimVar]:
-    """Return the variables, and those that their ranges mention, each once."""
+    """Return the variables, and the variables that their ranges mention, each once."""
     found = dict.fromkeys(variables)
     pending = list(found)
     while pending:
@@ -80,8 +81,9 @@ def with_ranges(variables: Sequence[DimVar]) -> list[DimVar]:
 
 
 def shared_buffers(params: Sequence[Buffer | ScalarParam | DimVar], inplace: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Return pairs of numbers of buffers that share memory in a call: an operand, and an output. Buffers are numbered without the other
-    parameters. `params` are those of the operands, and `inplace[i]` is the index of the operand whose memory output `i` reuses, or None."""
+    """Return pairs of numbers of buffers that share memory in a call: an operand, and an output. The numbers count buffers only, not other
+    parameters. `params` are the parameters of the operands, and `inplace[i]` is the index of the operand whose memory output `i` reuses, or
+    None."""
     numbers = [n for n, place in enumerate(params) if isinstance(place, Buffer)]
     return [(numbers.index(i), len(numbers) + o) for o, i in enumerate(inplace) if i is not None]
 

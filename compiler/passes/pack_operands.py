@@ -1,11 +1,12 @@
 """Pack the right operands of products in the order in which their tiles read them.
 
-Before: a product reads `w[n, r]` or `w[r, n]`. After: it reads `p[n // C, r, n % C]`, panels of C columns in which the C numbers of one `r`
-are adjacent, and a packing function precedes it in the graph. A product of pairs of bf16 reads `p[n // C, r // 2, n % C * 2 + r % 2]`
-instead, or the layout of its tile's format. If a tile reads numbers with scales, numbers and scales are packed separately. Packing of
-weights moves to load time; packing of activations is a parallel stage before the product. The product multiplies the same numbers, in the
-same order of summation. A variable that only the shape of a packed operand defined becomes a parameter. A product stays as it is if it
-already has a schedule, if no option below has a tile or panel for it, or if a right operand is no variable of known shape.
+Before: a product reads `w[n, r]` or `w[r, n]`, where n is the column and r the index along the contracted axis. After: it reads `p[n // C,
+r, n % C]`, panels of C columns in which the C numbers of one r are adjacent, and a packing function precedes it in the graph. A product of
+pairs of bf16 reads `p[n // C, r // 2, n % C * 2 + r % 2]` instead, or the layout of its tile's format. If a tile reads numbers with scales,
+numbers and scales are packed separately. Packing of weights moves to load time; packing of activations is a parallel stage before the
+product. The product multiplies the same numbers, and adds the results in the same order. A variable that only the shape of a packed operand
+defined becomes a parameter. A product stays as it is if it already has a schedule, if no option below has a tile or panel for it, or if a
+right operand is no variable of known shape.
 """
 
 from __future__ import annotations
@@ -244,8 +245,8 @@ def _scaled_plan(product: Product[Contraction], tile: ProductTile) -> list[_Pack
 
 
 def _read_as(product: Product, load: Load, format: Elements | None, columns: int) -> _Packed | None:
-    """Return how to pack the buffer of a load, or None if the load is not part of the right operand of a sum. One of its indices must be
-    the column, one must depend on the contracted axis alone, and no other may depend on either."""
+    """Return how to pack the buffer of a load, or None if the load is not part of the right operand of a sum. One index of the load must be
+    the column, one index must depend on the contracted axis alone, and no other index may depend on either axis."""
     variables: list[DimVar | None] = [d.var for d in load.indices]
     for s in product.sums:
         axis = s.axes[0][0]

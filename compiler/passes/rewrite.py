@@ -1,8 +1,10 @@
-"""The walk that most graph passes share. It rebuilds functions binding by binding, and deduces the annotations of changed bindings again.
+"""The traversal that most graph passes share. It rebuilds functions binding by binding, and deduces the annotations of changed bindings
+again.
 
-A pass provides a function that maps a binding to the value that replaces it. It gets the binding as it was, and its value with operands
-that are replaced already. It may emit bindings before it through the builder. If it returns an atom or a `Copy` of one, the atom replaces
-the variable everywhere. In a function that changes, the other copies vanish likewise.
+A pass provides a function that maps a binding to the value that replaces the binding's value. The function gets the old binding, and its
+value with operands that are replaced already. It may emit bindings before this binding through the builder. If it returns an atom or a
+`Copy` of an atom, the atom replaces the variable everywhere. If a graph function changes, all other copies in it are replaced in this way,
+too.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def rewrite_function(
     builder: Builder, name: str, func: Function, replace: Replace, *, arena: Dim | None = None, kind: BlockKind | None = None
 ) -> bool:
     """Rebuild one function with the builder. `arena`, if given, becomes the size of its arena. Return whether anything was replaced. If
-    nothing was, the builder keeps the function as it is."""
+    nothing was replaced, the builder keeps the function as it is."""
     walker = _Walker(builder, replace, kind)
     with builder.function(name, func.params, num_inputs=func.num_inputs, pure=func.pure, arena=arena or func.arena):
         walker.body(func.body)

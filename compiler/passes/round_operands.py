@@ -4,9 +4,9 @@ no zero points or shifts.
 Before: `linear(x, w, tolerates="bf16")` over weights of bf16, on a machine that multiplies bf16 faster than f32. After:
 `linear(cast(x), w)`, with a result of the same type. The cast fuses into the producer of x; products over the same x share it.
 If a machine multiplies quantised integers, or floats of 8 or 4 bits, as bf16 (`beside`), rows that are multiplied by such weights are
-rounded, too: beside floats if the product tolerates it, beside integers always. On a CPU, the only products with experts that have tiles
-for bf16 are those with floats of 8 bits. On a GPU, a product with experts has a tile if its depth, and each group of weights that shares a
-scale, are whole steps of the tile. The rows of products with experts that have no tile stay f32.
+rounded, too: for floats if the product tolerates it, for integers always. On a CPU, products with experts have tiles for bf16 only if
+their weights are floats of 8 bits. On a GPU, a product with experts has a tile if its depth, and each group of weights that shares a
+scale, are multiples of the length of a step of the tile. The rows of products with experts that have no tile stay f32.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class RoundOperands:
         return rewrite_module(module, replace)
 
     def _takes_experts(self, rows: tuple[Dim, ...] | None, scaled: Mapping[str, Any] | None) -> bool:
-        """Return whether a tile multiplies rows of this shape by matrices that they choose. `scaled` has the attributes of the matrices'
-        dequantisation, or is None."""
+        """Return whether a tile multiplies rows of this shape by matrices of experts. `scaled` has the attributes of the matrices'
+        dequantisation, or is None as `_scaled` returns it."""
         if not self.of_experts:
             return scaled is not None and scaled["kind"] == Kind.E4M3
-        group = 0 if scaled is None else scaled["group"]  # 0: as long as the row
+        group = 0 if scaled is None else scaled["group"]  # 0: the whole row is a group
         return rows is not None and prove_divisible(rows[-1], self.of_experts) and group % self.of_experts == 0
 
 

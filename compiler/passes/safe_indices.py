@@ -1,8 +1,9 @@
 """Replace the index operands of a call by safe ones, as `compiler/ops/indices.py` declares. `legalize` does this before it lowers a call.
 
-A scalar is checked where it is not proved to be in range. A tensor whose declaration says `ahead` is replaced by a safe copy; for others,
-the operator's own loops make indices safe. Copies of the same operand with the same bound are equal calls, of which `share_subexpressions`
-keeps one. If there are clamped indices or owners, and nothing that they can number, a check fails.
+A scalar index is checked where it is not proved to be in range. A tensor whose declaration states `ahead` is replaced by a safe copy; for
+other tensors, the operator's own loops make indices safe. Copies of the same operand with the same bound are equal calls, of which
+`share_subexpressions` keeps one. If there are indices to clamp or owners to find (`Treatment`), a check fails if there is nothing to which
+they could refer.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ NAMES = {
 
 
 def with_safe_indices(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Call:
-    """Emit the checks of the index operands, and return the call with safe copies of those tensors whose declaration says `ahead`. Other
-    index operands are passed unchanged, and so are those with a bound or a type that is not known. If no operand is replaced, return the
-    call itself."""
+    """Emit the checks of the index operands, and return the call with safe copies of those tensors whose declaration states `ahead`. Other
+    index operands are passed unchanged, and so are index operands with an unknown bound or type. If no operand is replaced, return the call
+    itself."""
     names = OPERANDS[call.op.name]
     args = dict(zip(names, call.args, strict=False))
     shapes = {name: _shape(builder, atom) for name, atom in args.items()}
@@ -51,7 +52,7 @@ def with_safe_indices(builder: Builder, outliner: Outliner, var: Var, call: Call
         elif (type_ := _known(builder, args[name])) is not None:
             if declared.treatment in (Treatment.CLAMPED, Treatment.OWNERS):
                 _something_to_read(builder, Dim.of(bound) - (declared.treatment is Treatment.OWNERS), type_, place)
-            if declared.ahead:  # else the nest binds safe indices itself
+            if declared.ahead:  # otherwise the nest itself makes the indices safe
                 args[name] = _safe_copy(builder, outliner, args, name, declared, type_, Dim.of(bound))
                 changed = True
     return replace(call, args=(*args.values(), *call.args[len(args) :])) if changed else call
@@ -82,8 +83,8 @@ def _check(builder: Builder, atom: Atom, bound: Dim, place: str) -> None:
 
 
 def _something_to_read(builder: Builder, count: Dim, type_: TensorType, place: str) -> None:
-    """Require that `count` is not 0 if there are indices. `count` is the number of things that they number, and `type_` is their
-    annotation."""
+    """Require that `count` is not 0 if there are indices. `count` is the number of things to which the indices can refer, and `type_` is
+    the annotation of the indices."""
     assert type_.shape is not None
     wanted = dim_max(count, dim_min(num_elements(type_.shape), 1))
     require_equal(builder.emit, wanted, count, f"{place} (what the indices number)")

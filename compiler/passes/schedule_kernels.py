@@ -1,7 +1,7 @@
 """Schedule every loop nest for the machine: threads, vectors and register tiles on a CPU; blocks and threads on a GPU.
 
 Before: nests of serial loops. Some nests may be scheduled already: an operator or a programmer wrote them so, or their machine code is kept
-(recall_kernels.py). After: every nest is scheduled. Those that this pass changed carry the name of the schedule as the attribute
+(recall_kernels.py). After: every nest is scheduled. A nest that this pass changed carries the name of its schedule as the attribute
 `schedule`. Meaning and signature do not change.
 """
 

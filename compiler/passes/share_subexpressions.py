@@ -73,7 +73,7 @@ def _key(value: Value) -> Hashable | None:
             return ("get", _atom_key(atom), index)
         case Copy(value=atom):
             return ("copy", _atom_key(atom))
-        case MatchCast(value=atom, type=type_):  # what passed a check passes it again; the error names the first boundary
+        case MatchCast(value=atom, type=type_):  # a value that passed a check would pass it again; an error names the first boundary
             return ("check", _atom_key(atom), type_)
         case _:
             return None

@@ -2,8 +2,8 @@
 call). Only the device knows addresses; all other parts of the runtime hold handles.
 
 The CPU (`runtime/device/cpu`) implements the protocol with host memory: its tensors are NumPy arrays, so upload and download copy nothing.
-With CUDA a tensor is device memory with a shape, and a heap is a host array. A run of a region copies records to the GPU, and launches a
-graph whose kernels read them. `runtime/device/registry.py` finds the device of an executable.
+With CUDA a tensor is device memory with a shape, and a heap is a host array. A run of a region copies the arguments of its kernels
+(records) to the GPU, and launches a graph whose kernels read them. `runtime/device/registry.py` finds the device of an executable.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from runtime.executable import HostCode
 
-Words = memoryview  # of int64
+Words = memoryview  # its elements are int64
 HeapHandle = NewType("HeapHandle", object)  # identifies a heap to regions and shape functions
 Derive = Callable[[HeapHandle], int]  # calls a shape function and returns its result, see runtime/executable.py
 
-TimeTo = Callable[[str, float], None]  # is called with the name of a kernel and the seconds that it took
+TimeTo = Callable[[str, float], None]  # is called with the name of a kernel and the seconds that the kernel took
 # Runs a region on the given inputs and arena, and returns the result: a tensor in the arena if the last argument is true, else a copy.
 # Returns None, and runs nothing, if an input has another layout than the inputs for which `Region.repeat` made the function.
 Repeat = Callable[[Sequence[Any], "Memory", bool], Any]
@@ -65,10 +65,10 @@ class CardUsage:
     name: str
     total_bytes: int
     free_bytes: int
-    num_graphs: int = 0  # graphs that exist
+    num_graphs: int = 0  # number of graphs that exist now
     num_graph_launches: int = 0
-    uploaded_bytes: int = 0  # weights, inputs and records of launches
-    busy_s: float = 0.0  # time in graphs
+    uploaded_bytes: int = 0  # bytes of weights, inputs and records of launches
+    busy_s: float = 0.0  # seconds that the GPU has spent in graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ class Launch:
     buffers: tuple[tuple[int, int], ...]
     dims: tuple[int, ...]  # heap slots of the kernel's integers
     threads: int = 1  # threads per block on a GPU
-    num_counters: int = 0  # number of counters that the blocks share
+    num_counters: int = 0  # number of counters that the blocks of a GPU share
     shared_bytes: int = 0  # bytes of shared memory per block that the launch requests
     ranks: tuple[int, ...] = ()  # for each buffer, the rank in whose memory it is: see `Kernel.ranks` of runtime/executable.py
-    overlaps: bool = False  # whether the launch may begin before earlier ones have ended, because its kernel waits for their end itself
+    overlaps: bool = False  # whether the launch may begin before earlier launches have ended: its kernel then waits for their end itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Code(Protocol):
 
 
 class Region(Protocol):
-    """Launches that run in order. One call runs them all, and may be repeated."""
+    """Launches that run in order. One call of `run` runs all of them."""
 
     def place(self, base: int, tensor: Tensor) -> None:
         """Set the tensor of a base for all later runs. This is for constants and weights, which do not move."""
@@ -127,9 +127,9 @@ class Region(Protocol):
         ...
 
     def repeat(self, heap: HeapHandle, inputs: Sequence[Any], result: Placed) -> Repeat | None:
-        """Return a function that runs the region with this heap on other inputs that have the types, element types and shapes of `inputs`,
-        which are the first registers. `result` is the place of the result in the arena. Return None if the device has no faster way than
-        `run`."""
+        """Return a function that runs the region with this heap on other inputs that have the types, element types and shapes of `inputs`.
+        Inputs are the values of the first registers. `result` is the place of the result in the arena. Return None if the device has no
+        faster way than `run`."""
         ...
 
     def run(self, heap: HeapHandle, arena: Memory, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
@@ -137,8 +137,8 @@ class Region(Protocol):
         ...
 
     def in_parts(self, heap: HeapHandle, arena: Memory, registers: Sequence[Any]) -> Iterator[None]:
-        """Run the launches in parts, and yield between two parts. Other calls may run meanwhile, also of this region. A device on which all
-        launches take milliseconds may run them as one part."""
+        """Run the launches in parts, and yield between two parts. Other calls, even of this region, may run between two parts. A device on
+        which all launches together take milliseconds may run them as one part."""
         ...
 
 
@@ -174,7 +174,7 @@ class Device(Protocol):
 
     @property
     def ranks(self) -> Sequence[Device]:
-        """The devices that this one consists of; itself if it is a single one."""
+        """The devices of which this device consists. A single device consists of itself."""
         ...
 
     def of_ranks(self, parts: Sequence[Tensor]) -> Tensor:
@@ -184,13 +184,14 @@ class Device(Protocol):
     # --- memory ---
 
     def allocate(self, num_bytes: int, *, sparse: bool = False) -> Memory:
-        """Allocate zeroed memory. `sparse`: the caller first writes only some parts of the memory, and most parts later or never. Raises
-        OutOfMemory."""
+        """Allocate zeroed memory. `sparse`: the caller first writes only some parts of the memory, and most parts later or never. Raise
+        OutOfMemory if there is not enough."""
         ...
 
     def settle(self) -> None:
-        """Do work on sparse memory that makes later calls faster and would have delayed the first ones, such as using huge pages. Another
-        thread may call this while calls run. Memory that is written afterwards may need another `settle`."""
+        """Speed up later calls by work on sparse memory, such as using huge pages, which `allocate` did not do because it would have
+        delayed the first calls. Another thread may call this while calls run. Memory that is written afterwards may need another
+        `settle`."""
         ...
 
     def part(self, memory: Memory, begin: int, end: int) -> Memory:
@@ -246,7 +247,7 @@ class Device(Protocol):
         ...
 
     def read_index(self, tensor: Tensor, axis: int, index: int) -> bytes:
-        """Return the bytes of the slice at an index of the axis, on all ranks one after the other."""
+        """Return the bytes of the slice at an index of the axis. With several ranks, the slices of all ranks follow each other."""
         ...
 
     def write_index(self, tensor: Tensor, axis: int, index: int, data: memoryview) -> None:
@@ -262,12 +263,12 @@ class Device(Protocol):
         ...
 
     def load(self, object_code: bytes, target: str, host: HostCode | None = None) -> Code:
-        """Load code. `target` states the features that the code needs, as in an executable; `host` holds the functions that the host calls.
-        Raises IncompatibleExecutable or DamagedCode."""
+        """Load code. `target` states the features that the code needs, as in an executable; `host` has the functions that the host calls.
+        Raise IncompatibleExecutable if the device cannot run the code, and DamagedCode if the code is damaged."""
         ...
 
     def region(self, code: Code, launches: Sequence[Launch], bases: Bases, function: str) -> Region:
-        """Build a region. `function` is the name of its function, for messages."""
+        """Build a region. `function` is the name of the function that runs the region, for messages."""
         ...
 
     # --- threads ---

@@ -1,5 +1,5 @@
-"""Find the device of an executable. Each subfolder of this folder is a kind of device, and needs no registration: it runs code for its
-`ARCHITECTURES`, and the function `open_device` of its module `device` opens it."""
+"""Find the device of an executable. Each subfolder of this folder implements a kind of device, and needs no registration. The subfolder's
+`ARCHITECTURES` name the code that the device runs, and the function `open_device` of its module `device` opens the device."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def open_device(
     num_ranks: int = 1,
     assembled: Path | None = None,
 ) -> Device:
-    """Open the device for the architecture of an executable. Its module is imported only now, so a device that is never opened needs none
-    of its libraries. `num_threads` counts threads of the host and defaults to RELAXSERVE_THREADS, or else to the number of usable cores.
+    """Open the device for the architecture of an executable. The device's module is imported only now, so the libraries of a device that is
+    never opened need not exist. `num_threads` counts threads of the host and defaults to RELAXSERVE_THREADS, or else to all usable cores.
     With `pinned`, each thread, including the caller, is pinned to a separate core. `number` chooses among several devices of a kind.
     If `num_ranks` is more than 1, that many devices from `number` on run the program together, each as a rank: see `Kernel.ranks`.
     `assembled` is the path, without suffix, of a file in which a device may store code that it assembled.

@@ -1,5 +1,5 @@
-"""Read ELF objects: sections to load, symbols, relocations. If an object is damaged, `read` or `link.py` raises DamagedCode before any of
-its code is loaded."""
+"""Read ELF objects: sections to load, symbols, relocations. If an object is damaged, `read` or `link.py` raises DamagedCode before any code
+of the object is loaded."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A place in the code that depends on the address of a symbol, so it is written when sections have addresses."""
+    """Bytes of the code that depend on the address of a symbol. They are written when sections have addresses."""
 
     section: int  # section whose bytes the relocation changes
-    offset: int  # of these bytes in the section
+    offset: int  # offset of these bytes in the section
     kind: int  # number of its rule in relocate.RULES
     symbol: int  # index in the symbols of the object
     addend: int  # number that is added to the address of the symbol
@@ -103,7 +103,7 @@ def read(code: bytes, arch: str) -> Object:
 
 
 def _sections(code: bytes, arch: str) -> Iterator[Section]:
-    """Yield the sections. Raise DamagedCode if a check fails that `read` describes for the object or a section."""
+    """Yield the sections. Raise DamagedCode if the object or a section fails a check that `read` describes."""
     ident, kind, machine, _, _, _, table, _, _, _, _, entry, count, _ = HEADER.unpack_from(code)
     if ident[:6] != b"\x7fELF\x02\x01" or kind != _RELOCATABLE:
         raise DamagedCode("the object code is not a relocatable 64-bit ELF object")
@@ -125,7 +125,7 @@ def _sections(code: bytes, arch: str) -> Iterator[Section]:
 
 
 def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterator[Symbol]:
-    """Yield the symbols of the section `table`. Raise DamagedCode if one lies outside its section."""
+    """Yield the symbols of the section `table`. Raise DamagedCode if a symbol lies outside its section."""
     names = sections[table.link].offset
     for i, at in enumerate(range(table.offset, table.offset + table.size, SYMBOL.size)):
         name, _, _, section, value, size = SYMBOL.unpack_from(code, at)

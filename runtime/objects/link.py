@@ -57,8 +57,8 @@ class Places:
         return cls(sections, jumps, max(end, 1))
 
     def of_symbol(self, symbol: Symbol) -> int:
-        """Return the offset of a symbol in the block. For an imported function it is that of the jump to the function. Raise DamagedCode if
-        the symbol is neither defined nor imported, or lies in a section that is not loaded."""
+        """Return the offset of a symbol in the block, or for an imported function the offset of the jump to it. Raise DamagedCode if the
+        symbol is neither defined nor imported, or lies in a section that is not loaded."""
         if not symbol.section:
             if symbol.name not in self.jumps:
                 raise DamagedCode(f"the object code uses symbol {symbol.name!r}, which it neither defines nor imports")

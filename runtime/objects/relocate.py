@@ -1,5 +1,5 @@
-"""Relocations of position-independent code. Each kind has a rule: the value to write, the bits to write it to, and the range of values that
-fit."""
+"""Relocations of position-independent code. Each kind of relocation has a rule, which determines the value to write, the bits that receive
+the value, and the range of values that fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from runtime.errors import DamagedCode
 
-Value = Callable[[int, int], int]  # computes the number to write, given the symbol's address plus the addend, and the address of the place
+Value = Callable[[int, int], int]  # computes the number to write from the symbol's address plus the addend, and the address to write to
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""The builtins that instructions call as "vm.NAME". Each builtin checks its operands when a program is loaded, and returns the closure that
-runs.
+"""The builtins that instructions call as "vm.NAME". When a program is loaded, the function of a builtin checks the operands of a call, and
+returns the closure that performs the call.
 
 vm.match(value, label, spec, symbol)      check the value, fill the slots that the specification defines, call the shape function `symbol`
                                           if there is one
@@ -9,7 +9,7 @@ vm.shape_of(array)                        the shape of the array
 vm.tensor_to_shape(array)                 the shape whose dimensions are the elements of the array
 vm.alloc_arena(offset, dtype, *dims)      an array at this offset of the arena
 vm.alloc(dtype, *dims)                    an array in newly allocated memory
-vm.reshape(array, *dims)                  another view of the same memory
+vm.reshape(array, *dims)                  an array of this shape in the memory of `array`
 vm.tuple(*values)                         a tuple of the values
 vm.tuple_get(tuple, index)                one field of the tuple
 vm.run_region(number)                     run a captured region, see regions.py

@@ -35,7 +35,7 @@ from runtime.vm.replay import Replay, result_of
 
 MAX_DEPTH = 100  # maximum number of nested calls
 
-Step = Callable[["Frame"], int | None]  # runs an instruction; returns the index of the one to jump to, if any
+Step = Callable[["Frame"], int | None]  # runs an instruction; returns the index of the instruction to jump to, if any
 Read = Callable[["Frame"], Any]  # returns the value of an operand
 # Makes the step of a call of a builtin, given the operands and the register of the result; None: the result is not stored.
 Builtin = Callable[["Loader", tuple[Arg, ...], int | None], Step]
@@ -61,7 +61,7 @@ class Function:
     """A loaded function, with its bound weights."""
 
     def __init__(self, machine: Machine, source: VMFunction, builtins: Mapping[str, Builtin]) -> None:
-        """Compile the instructions of a function. Raises InvalidProgram or UnknownName if they are not what our compiler emits."""
+        """Compile the instructions of a function. Raise InvalidProgram or UnknownName if our compiler would not emit such instructions."""
         self.source = source
         self._machine = machine
         self._num_inputs = len(source.inputs)
@@ -70,7 +70,8 @@ class Function:
         if not source.instructions or not isinstance(source.instructions[-1], (Ret, Goto)):
             raise InvalidProgram(f"{source.name}: the last instruction must return or jump to an instruction")
         self.regions: list[Region] = []
-        self.divided: dict[Step, Callable[[Frame], Iterator[None]]] = {}  # steps that a call in parts runs in parts
+        # steps that a call in parts divides; each has a function that runs the step and yields between two parts
+        self.divided: dict[Step, Callable[[Frame], Iterator[None]]] = {}
         # functions to call when weights are bound; regions store the addresses of weights
         self.on_bind: list[Callable[[list[Any]], None]] = []
         self._num_params = len(source.params)
@@ -94,8 +95,8 @@ class Function:
 
     def bind(self, arrays: Mapping[str, Tensor]) -> None:
         """Bind all weights at once. The tensors themselves are stored, not copies. Raise ArgumentMismatch if a weight has no value, if a
-        value does not match its specification, or if a weight that the function changes in place is read-only. Raise UnknownName for a
-        value of no weight."""
+        value does not match its specification, or if a weight that the function changes in place is read-only. Raise UnknownName if
+        `arrays` has a name that no weight has."""
         source = self.source
         names = [p.name for p in source.weights]
         if missing := [n for n in names if n not in arrays]:
@@ -112,8 +113,8 @@ class Function:
         self._use(values, [])
 
     def _use(self, weights: list[Any], missing: list[str]) -> None:
-        """Store the values of the weights. `missing` are the names of weights that have none; regions learn of the values only if none is
-        missing."""
+        """Store the values of the weights. `missing` are the names of weights without a value. If there are none, pass the values to the
+        regions."""
         self._weights, self._missing, self._replay = weights, missing, None
         self._frames: list[Frame] = []  # frames whose registers hold these weights
         if not missing:
@@ -121,8 +122,8 @@ class Function:
                 notify(weights)
 
     def call_with_weights(self, args: Sequence[Any]) -> Any:
-        """Call with values for all parameters, including weights. Functions of a program call each other in this way. Afterwards the
-        weights that were bound before are bound again. Without values for weights, call with the bound ones."""
+        """Call with values for all parameters, including weights, and afterwards bind the previous weights again. Functions of a program
+        call each other in this way. Without values for weights, call with the bound weights."""
         if len(args) == self._num_inputs:
             return self.call(args)
         if len(args) != len(self.source.params):
@@ -159,7 +160,7 @@ class Function:
         finally:
             machine.depth -= 1
             machine.arena.leave()
-        # The frame must not keep tensors alive until the next call. Its weights stay: touching each of them would cost cache misses.
+        # The frame must not keep tensors alive until the next call. Its weights stay: to remove each of them would cost cache misses.
         registers[: self._num_inputs], registers[self._num_params :] = self._no_inputs, self._no_values
         frame.arena, frame.result = machine.no_arena, None
         if self._repeatable is None or machine.depth or keep_last or not self._prepare_replay(frame, args):
@@ -167,8 +168,8 @@ class Function:
         return result
 
     def in_parts(self, args: Sequence[Any]) -> InParts[Any]:
-        """Call with the bound weights in parts: yield between two parts, and return the result. Other calls may run meanwhile, but no
-        second one in parts. Raise ArgumentMismatch if an argument does not match, or if the weights are not bound."""
+        """Call with the bound weights in parts: yield between two parts, and return the result. Between two parts other calls may run, but
+        no second call in parts. Raise ArgumentMismatch if an argument does not match, or if the weights are not bound."""
         machine = self._machine
         if len(args) != self._num_inputs or self._missing:
             self._cannot_call(len(args))
@@ -195,8 +196,8 @@ class Function:
                 raise ArgumentMismatch(f"{self.source.name}: parameter {name!r} is changed in place, but the array is read-only")
 
     def _prepare_replay(self, frame: Frame, args: Sequence[Any]) -> bool:
-        """Let later calls repeat the call that used the frame. Return whether they will: False if its arguments do not have the layouts of
-        the call before it, or if the device cannot repeat the region."""
+        """Let later calls repeat the call that used the frame, and return True. Return False if the arguments of this call do not have the
+        layouts of the previous call's, or if the device cannot repeat the region."""
         layouts = [(arg.dtype, arg.shape) for arg in args]
         if self._repeatable is None or layouts != self._layouts:
             self._layouts = layouts
@@ -241,8 +242,8 @@ class Function:
         return {self.source.slots[slot]: most if isinstance(most, int) else None for slot, most in found.items()}
 
     def _sized(self, dims: Mapping[str, int]) -> Frame:
-        """Make a frame whose variables have the values `dims`, and derive its other slots. Raise UnknownName if `dims` names anything that
-        is not a variable, and ArgumentMismatch if it lacks a variable."""
+        """Make a frame whose variables have the values `dims`, and derive its other slots. Raise UnknownName if `dims` has a name that no
+        variable has, and ArgumentMismatch if `dims` lacks a variable."""
         frame = self._new_frame()
         names = {self.source.slots[slot]: slot for slot in self._match.defined}
         for name, value in dims.items():
@@ -270,7 +271,7 @@ class Function:
 
 
 def _out_of(device: Device, arena: Memory, value: Any) -> Any:
-    """Return a result whose tensors later calls do not overwrite: those in `arena` or among the inputs are copied."""
+    """Return a result whose tensors later calls do not overwrite: copy the tensors in `arena` or among the inputs."""
     if isinstance(value, device.tensor_type):
         return device.kept(value, arena)
     if isinstance(value, tuple):
@@ -305,7 +306,7 @@ class Machine:
         return function
 
     def code_for(self, symbol: str) -> Code:
-        """Return the loaded code. Raises InvalidProgram if the executable has none; the error names `symbol`, to which the program
+        """Return the loaded code. Raise InvalidProgram if the executable has no code; the error names `symbol`, to which the program
         refers."""
         if self._code is None:
             raise InvalidProgram(f"the program refers to {symbol!r}, but has no object code")
@@ -313,8 +314,8 @@ class Machine:
 
 
 class Loader:
-    """Compiles the instructions of one function into closures. Raises InvalidProgram if an instruction refers to something that does not
-    exist, and UnknownName if it calls something unknown."""
+    """Compiles the instructions of one function into closures. Raises InvalidProgram if an instruction refers to a register, slot, constant
+    or instruction that does not exist, and UnknownName if it calls a builtin, routine or function that does not exist."""
 
     def __init__(self, machine: Machine, function: Function, builtins: Mapping[str, Builtin]) -> None:
         self.machine = machine
@@ -412,8 +413,8 @@ class Loader:
         return self.machine.constants[index]
 
     def slot(self, ref: DimRef) -> int:
-        """Return the index of an integer in the heap. Literals come after the slots. Raise InvalidProgram if a slot does not exist, or if a
-        literal does not fit 64 bits."""
+        """Return the index of an integer in the heap, where literals come after the slots. Raise InvalidProgram if a slot does not exist,
+        or if a literal does not fit 64 bits."""
         if isinstance(ref, Slot):
             if not 0 <= ref.index < len(self.source.slots):
                 raise self.invalid(f"slot {ref.index} does not exist, there are {len(self.source.slots)} slots")

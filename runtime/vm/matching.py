@@ -19,7 +19,7 @@ from runtime.device.base import Derive, Device, HeapHandle
 from runtime.errors import ArgumentMismatch, BoundExceeded, InvalidProgram
 from runtime.executable import DTYPES, AnySpec, Bound, DimRef, ScalarSpec, ShapeSpec, Slot, Spec, TensorSpec, TupleSpec
 
-Heap = memoryview  # of int64
+Heap = memoryview  # its elements are int64
 Check = Callable[[Heap, Any], None]  # raises ArgumentMismatch if the value does not fit; may fill slots of the heap
 
 INT64 = range(-(2**63), 2**63)
@@ -85,14 +85,14 @@ class Match:
                 self._out_of_bounds(bound, heap[bound.slot], heap[slot])
 
     def _underivable(self, heap: Heap, status: int) -> NoReturn:
-        """Raise the error for what a shape function returned, `status`: see runtime/executable.py."""
+        """Raise the error for the result `status` of a shape function: see runtime/executable.py."""
         size = self._slots[abs(status) - 1]
         problem = "does not fit 64 bits" if status > 0 else "divides by zero"
         given = ", ".join(f"{self._slots[slot]} = {heap[slot]}" for slot in sorted(self.defined))
         raise BoundExceeded(f"{self._place}: {size} {problem} where {given}; declare the ranges of these variables")
 
     def _out_of_bounds(self, bound: Bound, value: int, upper: int) -> NoReturn:
-        """Raise the error for a value outside of a bound, whose upper end is `upper` in this call."""
+        """Raise the error for a value that violates a bound, whose upper end is `upper` in this call."""
         if bound.lower <= value <= upper:
             raise BoundExceeded(f"{self._place}: {bound.name} = {value} is not a multiple of {bound.multiple_of}, as declared")
         most = "" if bound.upper is None else f" <= {upper}"
@@ -100,7 +100,7 @@ class Match:
 
 
 def _plain_upper(bound: Bound) -> int:
-    """Return the upper end of a bound, or a number above all integers if it is no constant."""
+    """Return the upper end of a bound, or a number above all 64-bit integers if the upper end is no constant."""
     return bound.upper if isinstance(bound.upper, int) else INT64.stop
 
 
@@ -249,7 +249,7 @@ class _Compiler:
                 return None
 
     def _compare_dims(self, dims: tuple[DimRef, ...] | None, path: str) -> Check | None:
-        """Compile the last pass for dimensions: compare them with slots that they mention. Return None if they mention none."""
+        """Compile the last pass for dimensions: compare them with the slots that they mention. Return None if they mention no slot."""
         pairs = [(i, self._slot(d)) for i, d in enumerate(dims or ()) if isinstance(d, Slot) and not d.defines]
 
         def compare(heap: Heap, shape: tuple[int, ...]) -> None:
@@ -270,8 +270,8 @@ class _Compiler:
         return compare
 
     def _compare_fields(self, checks: list[tuple[int, Check]]) -> Check | None:
-        """Compile the last pass for a tuple. `checks` are the last passes of its fields, each with the field's index. Return None if there
-        are none."""
+        """Compile the last pass for a tuple. `checks` are the last passes of its fields, each with the field's index. Return None if
+        `checks` is empty."""
 
         def compare(heap: Heap, value: Any) -> None:
             for i, check in checks:
@@ -331,8 +331,8 @@ def word_scalar(word: int, dtype: np.dtype[Any]) -> int | float | bool:
 
 
 def readable(formula: str, value: int) -> str:
-    """Return the formula and its value, or only the value if the formula is a long one with `min` or `max`. Such a formula comes from a
-    check, and the place in the message says what the check requires."""
+    """Return the formula and its value, or only the value if the formula is long and contains `min` or `max`. Such a formula comes from a
+    check, and the message already says what the check requires."""
     return str(value) if len(formula) > 24 and ("min(" in formula or "max(" in formula) else f"{formula} = {value}"
 
 

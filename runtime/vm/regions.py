@@ -12,8 +12,8 @@ from runtime.vm.machine import Frame, Loader, Step
 
 
 def region_step(loader: Loader, region: Region) -> Step:
-    """Return a step that runs a region. The addresses of constants are set once, and those of weights whenever they are bound. The
-    addresses of the arena and of other registers are set at each run."""
+    """Return a step that runs a region. The addresses of constants are set once, and the addresses of weights whenever weights are bound.
+    The addresses of the arena and of other registers are set at each run."""
     numbers = _Numbers(loader)
     launches = [phase for launch in region.launches for phase in _phases(loader, numbers, launch)]
     machine = loader.machine
@@ -42,7 +42,7 @@ def region_step(loader: Loader, region: Region) -> Step:
 
 def _phases(loader: Loader, numbers: _Numbers, launch: NativeLaunch) -> list[Launch]:
     """Return the launches of a kernel's phases, in the form that devices take. Raise InvalidProgram if there is no such kernel, or if the
-    launch does not match its declaration."""
+    launch does not match the kernel's declaration."""
     kernels = loader.machine.executable.meta.kernels
     if not 0 <= launch.kernel < len(kernels):
         raise loader.invalid(f"kernel {launch.kernel} does not exist, there are {len(kernels)} kernels")
@@ -70,7 +70,7 @@ class _Numbers:
         self._numbers: dict[tuple[Base, int], int] = {}
 
     def number(self, base: Base, index: int) -> int:
-        """Return the number of a base, a new one if the base has none yet. `index` is the number of its register or constant."""
+        """Return the number of a base, or a new number if the base has none yet. `index` is the number of its register or constant."""
         if base is Base.REGISTER:
             self._loader.register(index)
         elif base is Base.CONSTANT:
@@ -84,7 +84,7 @@ class _Numbers:
         return Bases(len(self._numbers), varying, self._numbers.get((Base.ARENA, 0)), sizes)
 
     def _size(self, base: Base, index: int) -> int | None:
-        """Return the number of bytes of a constant or a weight, or None if it is unknown."""
+        """Return the number of bytes of a constant or a weight. Return None for other bases, and for a weight of unknown size."""
         if base is Base.CONSTANT:
             return self._loader.machine.executable.constants[index].nbytes
         spec = self._loader.source.params[index].spec if base is Base.REGISTER and index in self._loader.weights else None

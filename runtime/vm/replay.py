@@ -1,7 +1,7 @@
 """Repeat calls of a function that runs one region and returns one array, such as a function of one kernel.
 
-The layouts of the arguments (element types and shapes) determine everything about such a call except addresses and values. So a call with
-the layouts of the call before it only compares layouts, runs the region and copies the result.
+The layouts of the arguments (element types and shapes) determine everything about such a call except addresses and values. So a call whose
+arguments have the layouts of the previous call only compares layouts, runs the region and copies the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime.memory import Arena
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The array that a function returns: where it lies in the arena."""
+    """The place, element type and shape of the array that a function returns in the arena."""
 
     offset: DimRef
     dtype: np.dtype[Any]

@@ -1,4 +1,4 @@
-"""The WebAssembly back end. Browsers compile its module for a CPU, so it shares passes, schedules and LLVM IR with the CPU back end."""
+"""The WebAssembly back end. Since browsers compile WebAssembly for a CPU, it shares passes, schedules and LLVM IR with the CPU back end."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from compiler.ops.ranks import RANKS
 
 
 class Pattern(StrEnum):
-    """Kinds of computation. The first fuses most freely. An elementwise consumer is fused into a reduction, a product or stages as an
-    epilogue. A nest of the last kind, OPAQUE, is never joined into its consumer."""
+    """Kinds of computation. Nests of the first kind, ELEMENTWISE, are fused most freely: an elementwise consumer is even fused into a
+    reduction, a product or stages as an epilogue. A nest of the last kind, OPAQUE, is never joined into its consumer."""
 
     ELEMENTWISE = "elementwise"  # computes out[i, j] from elements at [i, j]
     BROADCAST = "broadcast"  # computes out[i, j] from elements whose indices are constants and some of i, j, in this order
@@ -46,7 +46,7 @@ def _annotated(prim: PrimFunc) -> PrimFunc:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The stages of a function with one output, which does not work in place and reads no memory of other ranks (GPUs). Its last stage
+    """The stages of a function that has one output, does not work in place, and reads no memory of other ranks (GPUs). Its last stage
     writes each element of the output once. No stage reads the output, and no earlier stage writes it."""
 
     temporaries: tuple[Buffer, ...]
@@ -55,7 +55,7 @@ class Staged:
 
 
 def staged(prim: PrimFunc) -> Staged | None:
-    """Return the stages of the function, or None if it has not the form that `Staged` describes."""
+    """Return the stages of the function, or None if it does not have the form that `Staged` describes."""
     if prim.num_outputs != 1 or "inplace" in prim.attrs or RANKS in prim.attrs:
         return None
     temporaries, body = without_allocations(prim.body)

@@ -1,16 +1,16 @@
 """Fuse loop nests, so that intermediate values stay in registers.
 
-In dataflow blocks, `join` joins a producer with one consumer into this consumer. The joined call takes the consumer's position, so
-everything it reads, symbolic variables included, is defined there. A producer never moves past a write to memory that it reads, and a call
-that works in place is never joined into its consumer.
+In dataflow blocks, `join` joins a producer that has exactly one consumer into this consumer. The joined call is at the consumer's position,
+so everything that it reads, symbolic variables included, is defined before. A producer never moves past a write to memory that it reads,
+and a call that works in place is never joined into its consumer.
 
 A kernel that decodes or moves stacked weights is not joined with the stacking, which is computed once, when weights are loaded: the joined
 kernel would select among the parts element by element, and read them in an order in which they cannot be packed. If the scales of weights
-are themselves decoded, they are decoded once, too, because tensor cores read one scale per group. Weights with shifts are an exception,
-because tensor cores read no shifts.
+are themselves decoded, they are decoded once, too, because products on tensor cores read one scale per group. Weights with shifts are an
+exception, because products on tensor cores read no shifts.
 
-A call with several independent results (a split) is fused result by result, as if each had its own producer. If some results moved into
-their consumers, the call is narrowed to the remaining results.
+A call with several independent results (a split) is fused result by result, as if each result had a separate producer. If some results
+moved into their consumers, the call is narrowed to the remaining results.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class _Fuser:
         return CallTir(joined.func, tuple(new.get(a, a) for a in joined.args), joined.out, joined.inplace)
 
     def _join_anew(self, producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var) -> CallTir | None:
-        """Return the joined call, and add its function to the module. Return None if `join` does."""
+        """Return the joined call, and add its function to the module. Return None if `join` returns None."""
         made = join(producer, first, consumer, second, var)
         return made and self._outliner.call(made.name, made.operands, made.outputs, made.body, inplace=made.inplace)
 

@@ -6,8 +6,8 @@
   epilogue   The producer reduces or has stages (a product, a norm) and the consumer is elementwise: the consumer's right-hand side is
              wrapped around the producer's last store. The consumer may also be a product with sums of the same kind, whose epilogue reads
              the producer: one tile then computes the sums of both.
-  row        The producer writes one row at a time (a norm) and the consumer reduces parts of the same rows (the rounding of groups):
-             the stages of both run one after another, and the row stays in the thread's own memory.
+  row        The producer writes one row at a time (a norm) and the consumer reduces parts of the same rows (to round groups of numbers,
+             each with a scale): the stages of both run one after another, and the row stays in the thread's own memory.
 
 Joining is substitution on the mathematical form of nests. The result stays within MOST_NODES and MOST_DEPTH, so a long chain of operators
 becomes several nests.
@@ -73,7 +73,7 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
     form = staged(first)
     if form is None or "schedule" in first.attrs or "schedule" in second.attrs or isinstance(second.body, Attention):
         return None
-    if RANKS in second.attrs:  # what other ranks read must be in memory
+    if RANKS in second.attrs:  # values that other ranks read must be in memory
         return None
     places = [i for i, a in enumerate(consumer.args) if a is var]
     if not _fits(first, second, places):
@@ -148,8 +148,8 @@ def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
 
 
 def decodes(prim: PrimFunc) -> bool:
-    """Whether the operands are provably smaller than the result, so that reading them instead saves memory traffic. A value that is merely
-    moved (stacked, permuted) is better moved once; for weights that happens at load time."""
+    """Whether the operands are provably smaller than the result, so that reading them instead of the result saves memory traffic. A value
+    that is merely moved (stacked, permuted) is better moved once; for weights that happens at load time."""
 
     def num_bytes(buffers: tuple[Buffer, ...]) -> Dim:
         return Dim.of(0) + sum(product_of(b.shape) * b.dtype.num_bytes for b in buffers)
@@ -203,8 +203,8 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
 
 
 def _sums(prim: PrimFunc) -> list[str]:
-    """Return a key for each sum of a product: its extent, and for integers its groups and formats. One schedule can compute all sums with
-    equal keys. Return [] for a function that is no product."""
+    """Return a key for each sum of a product: its extent, or its groups and formats if it adds integers. One schedule can compute all sums
+    with equal keys. Return [] for a function that is no product."""
     product, integer = product_in(prim), grouped_product_in(prim)
     if product is not None:
         return [str(s.extent) for s in product.sums]
@@ -221,7 +221,7 @@ def _kind(s: GroupedSum) -> str:
 
 
 def _by_rows(prim: PrimFunc) -> bool:
-    """Whether the function has several stages, which work row by row (`match_rows`), and does not work in place."""
+    """Whether the function has several stages that work row by row (`match_rows`), and does not work in place."""
     return "inplace" not in prim.attrs and isinstance(without_allocations(prim.body)[1], Seq) and match_rows(prim.body) is not None
 
 
@@ -277,8 +277,8 @@ def _merged(
     a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam
 ) -> tuple[dict[Buffer, Buffer], list[tuple[Buffer | ScalarParam, Atom]]]:
     """Return the renaming of buffers, and the operands of both calls without `target`, which stands for the joined value. If two operands
-    have the same value, the second is renamed to the first. An operand of `b` whose memory a result of `b` takes is never renamed, and none
-    is renamed to it."""
+    have the same value, the second is renamed to the first. An operand of `b` whose memory a result of `b` reuses is never renamed, and no
+    operand is renamed to it."""
     renamed: dict[Buffer, Buffer] = {}
     operands: list[tuple[Buffer | ScalarParam, Atom]] = []
     seen: dict[Atom, Buffer] = {}

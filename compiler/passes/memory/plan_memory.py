@@ -1,16 +1,17 @@
 """Assign allocations offsets in one arena.
 
-Before: `Alloc`s without offsets. After: each has an offset in the arena of its function, except those that keep memory of their own, and
-the function records the arena's size. A function that records one already stays as it is. The entry points of a module share one arena,
-since only one of them runs at a time; a function that others call takes the bytes above those of its caller. Results of such functions, and
-values prepared from weights, outlive their arena and keep memory of their own.
+Before: `Alloc`s without offsets. After: each has an offset in the arena of its function, unless it stays separate memory outside of the
+arena, and the function records the arena's size. A function that already records a size stays as it is. The entry points of a module share
+one arena, since only one of them runs at a time; a function that other functions call uses the bytes after those of its caller. Results of
+such a function, and of preparations of weights, are used after the arena is reused, so they stay separate memory.
 
 Two allocations may overlap if their lifetimes do not. A lifetime begins at the allocation and ends with the last use of any alias: a copy,
 a view, a match_cast, a tuple, the value of an If. A value that a function returns lives to the end of the function.
 
-Sizes with an upper bound are placed by that bound, largest first, at the lowest offset that is free during their lifetime. Sizes without an
-upper bound share *slots* at symbolic offsets after them: an allocation uses a free slot that is provably large enough, or enlarges a free
-slot that is provably smaller, or takes a new slot. An allocation keeps memory of its own if its size depends on data and has no bound.
+Allocations whose size has an upper bound are placed with this size, the largest first, at the lowest offset that is free during their
+lifetime. Behind them, allocations without an upper bound share *slots* at symbolic offsets: an allocation uses a free slot that is provably
+large enough, or enlarges a free slot that is provably smaller, or gets a new slot. An allocation stays separate memory if its size depends
+on data and has no bound.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def plan_memory(module: IRModule) -> IRModule:
 
 
 def _plan(builder: Builder, name: str, func: Function, *, outlived: bool) -> bool:
-    """Plan a function. `outlived` says that callers use its results after its arena is reused."""
+    """Plan a function. Return whether an allocation got an offset. `outlived` states that callers use its results after its arena is
+    reused."""
     lives = _Lives(Owners(func.body))
     lives.walk(func.body)
     returned = lives.keep(func.body)
@@ -79,7 +81,8 @@ def _plan(builder: Builder, name: str, func: Function, *, outlived: bool) -> boo
 
 
 def _sized_at_entry(life: _Life, known: set[DimVar]) -> bool:
-    """Whether the size is known or bounded at entry, where the arena is allocated. A length that depends on data may still have a bound."""
+    """Whether the size is known or bounded at the entry of the function, where the arena is allocated. A size that depends on data may have
+    a bound."""
     return known.issuperset(life.size.vars()) or _upper_bound(life.size) is not None
 
 
@@ -89,7 +92,7 @@ def tensor_bytes(type_: TensorType) -> Dim:
     assert type_.shape is not None and type_.dtype is not None
     count = Dim.of(1)
     for dim in type_.shape:
-        # A tensor of negative extent raises an error when it is made, but the arena is sized before.
+        # To make a tensor of negative extent raises an error, but the size of the arena is computed before.
         count = count * (dim if prove_le(0, dim) else dim_max(dim, 0))
     return ceil_div(count * type_.dtype.num_bytes, ALIGNMENT) * ALIGNMENT
 
@@ -132,7 +135,7 @@ class _Lives:
                 return
 
     def _use(self, *atoms: Atom) -> list[_Life]:
-        """Extend the lifetimes of all memory that the atoms may hold to the present binding, and return these lifetimes."""
+        """Extend the lifetimes of all memory to which the atoms may refer to the present binding, and return these lifetimes."""
         lives = [self.found[place.var] for place in self.owners.of(*atoms) if place.var in self.found]
         for life in lives:
             life.last = self._now
@@ -157,7 +160,7 @@ def _upper_bound(size: Dim) -> int | None:
 
 
 def _place_bounded(lives: list[tuple[_Life, int]]) -> tuple[dict[Var, Dim], int]:
-    """Place the largest allocation first, each at the lowest offset that is free throughout its lifetime."""
+    """Place the allocations, the largest first, each at the lowest offset that is free throughout its lifetime."""
     placed: list[tuple[int, int, int, int]] = []  # (offset, end, first and last binding of the lifetime), ordered by offset
     offsets: dict[Var, Dim] = {}
     total = 0

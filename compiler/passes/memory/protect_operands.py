@@ -1,10 +1,10 @@
 """Copy operands that an in-place call would destroy.
 
-Before: an in-place call means the same as a call that leaves its operand unchanged. After: it may overwrite its operand's memory, because
-nothing reads the old value again and the memory belongs to the function: an earlier call made it, or it is an input of a function that is
-declared impure. Where that does not hold, the operand is copied first. The attribute `inplace` of each function that an in-place call calls
-then states which of its buffers share memory. The function's body accesses such memory by the name of the output alone, so that later
-passes and schedules see which iterations read what others write.
+Before: an in-place call means the same as a call that leaves its operand unchanged. After: an in-place call may overwrite its operand's
+memory, because nothing reads the old value again, and because the memory belongs to the function: an earlier call made it, or it is an
+input of a function that is declared impure. Where that does not hold, the operand is copied first. The attribute `inplace` of each function
+that an in-place call calls then states which of its buffers share memory. The function's body accesses such memory by the name of the
+output alone, so that later passes and schedules see which iterations read elements that other iterations write.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ Taken = Callable[[Value], tuple[int, ...]]  # returns the positions of the opera
 
 
 def taken_in(module: IRModule) -> Taken:
-    """Return a function that tells which operands a value overwrites. An in-place call overwrites the operands that it names. A call of an
-    impure function overwrites the arguments of those parameters that the function's body overwrites. If the callee is a variable, so that
-    the body is not known, an impure call counts as overwriting all operands that are tensors, tuples or objects."""
+    """Return a function that returns the positions of the operands that a value overwrites. An in-place call overwrites the operands that
+    it names. A call of an impure function overwrites the arguments of those parameters that the function's body overwrites. If the callee
+    is a variable, so that the body is not known, an impure call counts as overwriting all operands that are tensors, tuples or objects."""
     by_function: dict[str, tuple[int, ...]] = {}
 
     def taken(value: Value) -> tuple[int, ...]:
@@ -171,7 +171,7 @@ def _endangered(func: Function, taken: Taken) -> dict[Var, list[int]]:
         for index in taken(binding.value):
             held = owners.of(args[index])
             read = owners.of(*(a for i, a in enumerate(args) if i != index))
-            # Copy a constant, and memory that does not belong to the function, that another operand holds, or that is read later.
+            # Copy a constant, and memory that does not belong to the function, that another operand shares, or that is read later.
             if not held or held & (fixed | read) or any(last_use[place] > time for place in held):
                 found.setdefault(binding.var, []).append(index)
     return found

@@ -15,8 +15,8 @@ SLICE = 32 << 10  # bytes after which prefetching returns to the first weight of
 class _Piece(NamedTuple):
     """A range of a weight that a thread prefetches. Each thread has the same range within its own part of the weight."""
 
-    base: int
-    share: int  # bytes of the base that one thread reads
+    base: int  # number of the weight: see `Bases` in runtime/device/base.py
+    share: int  # bytes of the weight that one thread reads
     begin: int  # offset of the piece in this share
     num_bytes: int
 
@@ -45,7 +45,7 @@ class Ahead:
         return found[::-1]
 
     def place(self, base: int, address: int) -> None:
-        """Set the address of a base."""
+        """Set the address of a weight, whose number is `base`."""
         chosen = np.flatnonzero(self._pieces[:, 0] == base)
         _, share, begin, _ = self._pieces[chosen].T
         self.ranges[:, chosen, 0] = address + np.arange(len(self.ranges))[:, None] * share + begin
@@ -53,8 +53,8 @@ class Ahead:
 
 def _first_pieces(weights: Sequence[tuple[int, int]], readers: int) -> Iterator[_Piece]:
     """Yield the pieces that a thread reads first, if the weights of a record are large, and if each thread reads a part of its own
-    (`readers` is not 0). The thread reads all weights of a product at the same time, so each slice has a piece of each weight, in
-    proportion to the weight's size."""
+    (`readers` is not 0). The thread reads all weights of a product at the same time, so each SLICE bytes consist of a piece of each weight,
+    in proportion to the weight's size."""
     total = sum(num_bytes for _, num_bytes in weights)
     if not readers or total < readers * MOST_BYTES:
         return

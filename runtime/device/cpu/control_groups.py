@@ -10,9 +10,9 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def folders_of(controller: str, cgroups: Path, membership: Path) -> Iterator[Path]:
-    """Yield the folders of the groups whose limits for "cpu" or "memory" apply: the group of this process, and all groups that enclose it.
-    A container sees its own group as the root, so folders of outer groups may be missing. Version 2 of control groups has one folder for
-    all controllers, version 1 has one for each."""
+    """Yield the folders of the groups whose limits apply to this process: its own group, and all groups that enclose it. `controller` is
+    "cpu" or "memory". A container sees its own group as the root, so folders of outer groups may be missing. Version 2 of control groups
+    has one folder per group for all controllers, version 1 has one for each controller."""
     for line in membership.read_text().splitlines() if membership.is_file() else []:
         _, controllers, group = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

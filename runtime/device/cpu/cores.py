@@ -19,7 +19,8 @@ def available_cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> t
 
 
 def num_cores_of_affinity() -> int:
-    """Return the number of cores of the process's affinity. A quota may grant the time of fewer, on any of them."""
+    """Return the number of cores of the process's affinity. A quota may grant the time of fewer cores, and the process may use this time on
+    any cores of its affinity."""
     return len(_AFFINITY)
 
 

@@ -53,7 +53,7 @@ class CpuCode:
 
 
 class CpuRegion:
-    """A launch list of the thread team. The bases of constants and weights are written once; all other bases are written at each run."""
+    """A launch list of the thread team. The addresses of constants and weights are written once, those of all other bases at each run."""
 
     def __init__(self, team: Team, code: CpuCode, launches: Sequence[Launch], bases: Bases, function: str) -> None:
         records = [Record(code.address(x.body), code.address(x.grid), x.buffers, x.dims) for x in launches]
@@ -144,14 +144,14 @@ class CpuDevice:
         """Start the team. `num_threads` defaults to the number of usable cores. With `pinned`, each thread is pinned to a separate core."""
         cores = available_cores()
         self.num_threads = num_threads or len(cores)
-        # Nobody knows on which cores a smaller team that is not pinned should be: other servers may have teams of the same size.
+        # A smaller team that is not pinned is not placed: other servers with teams of the same size would choose the same cores.
         has_all = self.num_threads == len(cores) == num_cores_of_affinity()
         is_placed = self.num_threads <= len(cores) if pinned else has_all
         self._placement = Placement.of(cores[: self.num_threads]) if is_placed else Placement()
         limits, nodes = self._placement.limits(pinned=pinned), self._placement.nodes
         self._team = Team(self.num_threads, num_cores=len(cores), limits=limits, nodes=nodes, stack_bytes=stack_bytes)
         self._sparse: list[weakref.ref[Array]] = []
-        # Without `pinned`, the caller starts threads and processes, which would inherit its limit.
+        # Without `pinned`, the caller is not limited to cores, because the threads and processes that it starts would inherit the limit.
         self.use_thread = self._team.limit_caller if pinned else lambda: None
         self.close = self._team.close
 
@@ -184,7 +184,7 @@ class CpuDevice:
             return HostMemory(host_buffer(num_bytes))
         buffer = sparse_buffer(num_bytes)
         assert buffer.base is not None, "an array within a larger block"
-        self._sparse.append(weakref.ref(buffer.base))  # lives as long as any array in this memory
+        self._sparse.append(weakref.ref(buffer.base))  # the base lives as long as any array in this memory
         return HostMemory(buffer)
 
     def settle(self) -> None:
@@ -212,7 +212,7 @@ class CpuDevice:
     def kept(self, tensor: Any, memory: Any) -> Array:
         if not memory.num_bytes:
             return tensor
-        # This comparison is enough for tensors in the arena, and it is fast.
+        # The first comparison is enough for tensors in the arena, and it is fast.
         inside = tensor.base is memory.data.base or np.may_share_memory(tensor, memory.data)
         return tensor.copy() if inside else tensor
 

@@ -25,13 +25,13 @@ ARCH = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.
 
 
 def features() -> frozenset[str]:
-    """Return the CPU features that this process may use, in LLVM's spelling. On x86-64, ask Linux for the AMX registers."""
+    """Return the CPU features that this process may use, in LLVM's spelling. AMX is among them only if Linux grants its registers."""
     found = {*remembered("features", b"", _told_by_llvm).decode().split()} | _told_by_linux()
     return frozenset(found if matrix_tiles_allowed() else {name for name in found if not name.startswith("amx-")})
 
 
 def _told_by_llvm() -> bytes:
-    import llvmlite.binding as llvm  # imported late: see runtime/remembered.py; the process that serves HTTP needs only names of targets
+    import llvmlite.binding as llvm  # imported late: the front imports this module, but does not need LLVM; see also runtime/remembered.py
 
     return " ".join(sorted(name for name, present in llvm.get_host_cpu_features().items() if present)).encode()
 
@@ -53,7 +53,7 @@ def _auxiliary(number: int) -> int:
 
 def matrix_tiles_allowed() -> bool:
     """Ask Linux for the AMX tile registers and return whether it grants them. Linux gives them to a process only on request (arch_prctl,
-    ARCH_REQ_XCOMP_PERM, tile data). The request fails if the machine has none, or if a container's policy forbids it."""
+    ARCH_REQ_XCOMP_PERM, tile data). The request fails if the machine has no such registers, or if a container's policy forbids it."""
     return sys.platform == "linux" and ARCH == "x86_64" and ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
 
 

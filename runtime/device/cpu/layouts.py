@@ -17,9 +17,9 @@ _OBJECTS = 5  # index of the first address of an object in layouts.ll
 
 
 class Plan:
-    """The layouts of arrays, and the place of the result in the arena. Before a run, `give(id(target), id(array), ...)` passes the
-    addresses of the arrays, and before them the address of the array that receives a copy of the result, or 0. The caller keeps all of them
-    alive until the run ends."""
+    """The layouts of arrays, and the place of the result in the arena. Before a run, the caller passes the addresses of all arrays by
+    `give(id(target), id(array), ...)`, and keeps these arrays alive until the run ends. `target` receives a copy of the result; 0 instead
+    of its address: the result stays in the arena."""
 
     def __init__(self, arrays: Sequence[NDArray[Any]], bases: Sequence[int], result: Placed, arena: int) -> None:
         """`bases` has the base of each array, and `arena` is the base of the arena."""
@@ -27,7 +27,7 @@ class Plan:
         words = [len(arrays), id(np.ndarray), arena, result.offset, num_bytes, 0, *([0] * len(arrays))]
         for array, base in zip(arrays, bases, strict=True):
             words += [base, id(array.dtype), array.ndim, *array.shape]
-        self._dtypes = [array.dtype for array in arrays]  # keeps their addresses valid
+        self._dtypes = [array.dtype for array in arrays]  # keeps these objects alive, so that their addresses in `words` stay valid
         self._words = np.array(words, np.int64)
         self.address = self._words.ctypes.data
         self.give = partial(Struct(f"{1 + len(arrays)}q").pack_into, self._words.data.cast("B"), 8 * _OBJECTS)

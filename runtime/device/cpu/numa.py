@@ -36,8 +36,9 @@ class Placement:
         return any(self.nodes)
 
     def limits(self, *, pinned: bool) -> list[set[int]]:
-        """Return the cores on which each thread may run: with `pinned`, only its own. Otherwise, with several nodes, those of its node, so
-        that it stays near the memory that it reads and other programs can still displace it. The list is empty if nothing limits them."""
+        """Return the cores on which each thread may run: with `pinned`, only its own core. Otherwise, with several nodes, all cores of its
+        node: the thread then stays near the memory that it reads, and can move when another program takes its core. The list is empty if
+        no thread is limited."""
         if pinned:
             return [{core} for core in self.cores]
         return [self._cores_of(node) for node in self.nodes] if self.has_several_nodes else []
@@ -57,13 +58,13 @@ class Placement:
 
 
 def _copy_from(cores: set[int], to: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-    """Copy the bytes on these cores."""
+    """Copy the bytes by the calling thread, on these cores."""
     limit_thread(cores)
     to[...] = source
 
 
 def limit_thread(cores: set[int]) -> None:
-    """Limit the calling thread to these cores, unless the process may no longer use any of them: then the thread runs where it may."""
+    """Limit the calling thread to these cores. If the process may no longer use any of them, the thread stays unlimited."""
     with suppress(OSError):
         os.sched_setaffinity(0, cores)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from runtime.device.cpu.control_groups import CGROUPS, MEMBERSHIP, folders_of
 
-# Names of the files with a limit and with the use of a group, and of the fields of memory.stat with pages of files: by version of control
-# groups.
+# For versions 2 and 1 of control groups: the file with a group's limit, the file with its memory use, and the fields of memory.stat that
+# count its pages of files.
 _VERSIONS = (
     ("memory.max", "memory.current", ("inactive_file", "active_file")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
@@ -33,15 +33,16 @@ def system_memory(meminfo: Path = Path("/proc/meminfo"), cgroups: Path = CGROUPS
     for folder in folders_of("memory", cgroups, membership):
         for limit_file, use_file, names in _VERSIONS:
             most, used = _text(folder / limit_file).strip(), _text(folder / use_file).strip()
-            if most.isdigit() and used.isdigit() and int(most) < total:  # version 1 states no limit as a huge number
+            if most.isdigit() and used.isdigit() and int(most) < total:  # version 1 writes a huge number if there is no limit
                 limit = min(limit, int(most))
                 available = min(available, max(0, int(most) - int(used) + _file_bytes(folder, names)))
     return SystemMemory(total, available, limit if limit < total else None)
 
 
 def _file_bytes(folder: Path, names: tuple[str, ...]) -> int:
-    """Return the bytes of files that a group has in memory. They count as used, but make way for other memory, as in MemAvailable: the
-    files of a model that was downloaded, or served by a worker that has ended, must not keep the model from being loaded."""
+    """Return the bytes of files that a group has in memory. The group's use includes these bytes, but Linux frees them when other memory is
+    needed, so they are available, as in MemAvailable. Otherwise the cached files of a model that was downloaded, or served by a worker that
+    has ended, could keep the model from being loaded."""
     words = [line.split() for line in _text(folder / "memory.stat").splitlines()]
     return sum(int(value) for name, value in words if name in names)
 

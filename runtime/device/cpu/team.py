@@ -1,4 +1,4 @@
-"""A team of threads that execute launch lists together. Its loop is native code (team.ll): Python threads enter it through ctypes, which
+"""A team of threads that execute launch lists together. Its loop is native code (team.ll). Helper threads enter it through ctypes, which
 releases the GIL, and return only when the team stops. Each thread runs on a stack that the team allocates, as large as the kernels need.
 The system's own stack may be too small: its size depends on the machine, on limits, and on how the thread was created.
 
@@ -38,7 +38,8 @@ from runtime.sections import align
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
-MOST_GROUPS = 8  # more groups would slow down each record: the thread that opens it writes a word for each group
+# Maximum number of groups of threads (`_groups`). The thread that begins a record writes a word per group, so more would slow down records.
+MOST_GROUPS = 8
 # An idle helper spins for SPIN_S before it sleeps: longer than the host works between two steps, and too short to load an idle machine.
 SPIN_S = 50e-6
 # The spinning time with more threads than cores is shorter: a spinning thread may occupy the core that the thread it waits for needs.
@@ -81,7 +82,7 @@ def linked_module(texts: Sequence[str]) -> llvm.ModuleRef:
 
 
 def _compiled(texts: Sequence[str]) -> bytes:
-    """Return the object code of modules of LLVM IR, compiled for this machine."""
+    """Compile modules of LLVM IR for this machine, and return the object code."""
     import llvmlite.binding as llvm  # imported late: see runtime/remembered.py
 
     llvm.initialize_native_target()
@@ -94,7 +95,7 @@ class _Native:
     """The functions of team.ll, compiled."""
 
     def __init__(self) -> None:
-        # layouts.ll has the functions that take NumPy arrays; exported libraries do without them
+        # layouts.ll has the functions that take NumPy arrays; exported C libraries (compiler/c_library) are built without it
         texts = [*native_texts(ARCH, sys.platform), _text("layouts.ll").replace("@HEAD@", str(object.__basicsize__))]
         code = remembered("team", "".join([str(_OPTIONS), *texts]).encode(), lambda: _compiled(texts))
         self._code = ObjectCode(code, COPIES | SLEEPING)
@@ -134,7 +135,7 @@ class Record:
 
     body: int  # address of the phase's function
     grid: int  # address of the function that returns the number of iterations
-    buffers: tuple[tuple[int, int], ...]  # (number of the base, heap slot of the offset)
+    buffers: tuple[tuple[int, int], ...]  # (base: see `Bases` in runtime/device/base.py, heap slot of the offset)
     dims: tuple[int, ...]  # heap slots
 
     def words(self, ahead: range) -> list[int]:
@@ -195,7 +196,7 @@ class Team:
         self._num_cores = num_cores
         self._limits = tuple(limits) if hasattr(os, "sched_setaffinity") else ()
         self._groups = _groups(num_threads, nodes)
-        # The number of threads if each is a group, so that it knows which part of a product it reads first; otherwise 0.
+        # The number of threads if each thread is a group: only then is it known which part of a product each thread reads first. Else 0.
         self.num_readers = num_threads if 1 < num_threads == len(set(self._groups)) else 0
         native = _native()
         self._stack_bytes = align(stack_bytes + STACK_SPARE)
@@ -206,7 +207,7 @@ class Team:
         self._run = partial(native.run_alone, self._top) if num_threads == 1 else partial(native.lead, self._top, address)
         self._repeat = partial(native.repeat_alone, self._top) if num_threads == 1 else partial(native.repeat_lead, self._top, address)
         threads: list[threading.Thread] = []
-        # also at exit of the interpreter, and if a helper cannot be started
+        # is also called when the interpreter exits, and when a helper cannot be started
         self.close = weakref.finalize(self, _close, native, self._memory, threads)
         if num_threads > 1:
             self._write_layout(self._spins(native))
@@ -241,7 +242,7 @@ class Team:
         return thread
 
     def limit_caller(self) -> None:
-        """Limit the calling thread to its cores, as helpers are limited to theirs. From now on the thread must only run launch lists."""
+        """Limit the calling thread to its cores, as each helper is limited to its own. The thread must then run only launch lists."""
         if self._limits:
             limit_thread(self._limits[0])
 
@@ -252,8 +253,8 @@ class Team:
         self.busy_s += perf_counter() - began_s
 
     def repeat(self, launches: LaunchList, plan: Plan) -> Callable[[], bool]:
-        """Return a function that runs a list on the arrays of a plan, unless one of them has another layout than the plan states. The
-        function returns whether the list ran."""
+        """Return a function that runs a list on the arrays of a plan, unless an array has another layout than the plan states. The function
+        returns whether the list ran."""
         native = partial(self._repeat, launches.address, launches.base_address, plan.address)
 
         def run() -> bool:
@@ -297,14 +298,14 @@ def _top(stack: NDArray[np.uint8]) -> int:
 
 
 def _help(native: _Native, memory: NDArray[np.uint8], stack: NDArray[np.uint8], limit: set[int] | None, group: int) -> None:
-    """Be a helper until the team stops. `limit` contains the cores on which the thread may run, if not on all."""
+    """Work as a helper until the team stops. `limit` contains the cores on which the thread may run; None: all cores."""
     if limit is not None:
         limit_thread(limit)
     native.help(_top(stack), memory.ctypes.data, group)
 
 
 def _close(native: _Native, memory: NDArray[np.uint8], threads: list[threading.Thread]) -> None:
-    """Stop the helpers of the team whose memory this is, and wait for their threads to end."""
+    """Stop the helpers of the team that has this memory, and wait for their threads to end."""
     native.stop(memory.ctypes.data)
     for thread in threads:
         thread.join()

@@ -20,8 +20,8 @@ SUFFIX = ".cubin"
 
 
 def load_module(card: Card, ptx: bytes, beside: Path | None) -> int:
-    """Load the code on the card and return its module. `beside` is the path, without suffix, of the file for the assembled code. If there
-    is no such file yet, assemble the code and store it. None: the assembled code is not stored."""
+    """Load the code on the card and return its module. `beside` is the beginning of the path of the file with the assembled code. If there
+    is no such file yet, assemble the code and store it. If `beside` is None, the assembled code is not stored."""
     if beside is None:
         return driver.load_module(ptx)
     path = beside.with_name(f"{beside.name}-{_digest(card, ptx)}{SUFFIX}")

@@ -26,8 +26,8 @@ INSTALL = f"after CUDA's headers and NVIDIA's driver 550 or newer, {installing('
 
 
 def pycuda() -> Any:
-    """Return the initialised module `pycuda.driver`. Raise NoDevice if pycuda or NVIDIA's driver is missing, if the driver is too old, or
-    if it finds no GPU that can be used."""
+    """Return the initialised module `pycuda.driver`. Raise NoDevice if pycuda or NVIDIA's driver is missing, or if the driver is too old or
+    finds no GPU that can be used."""
     try:
         found = import_module("pycuda.driver")
     except ModuleNotFoundError as error:
@@ -78,19 +78,19 @@ def found_cards() -> tuple[Found, ...]:
 
     def described(device: Any) -> Found:
         clock, bits = (device.get_attribute(a) for a in (known.MEMORY_CLOCK_RATE, known.GLOBAL_MEMORY_BUS_WIDTH))  # kHz; bits
-        bytes_per_s = 2 * clock * 1000 * bits // 8  # memory transfers at both edges of its clock
+        bytes_per_s = 2 * clock * 1000 * bits // 8  # memory transfers data at both edges of its clock
         return Found(str(device.name()), device.compute_capability(), device.total_memory(), bytes_per_s, driver)
 
     return tuple(described(cuda.Device(number)) for number in range(cuda.Device.count()))
 
 
 def capability_of(number: int) -> Capability:
-    """Return the compute capability of the GPU with this number. Raise NoDevice as `device_of` does."""
+    """Return the compute capability of the GPU with this number. Raise NoDevice if there is no such GPU, or no driver that can be used."""
     return device_of(number).compute_capability()
 
 
 def device_of(number: int) -> Any:
-    """Return the driver's device with this number. Raise NoDevice if the machine has no such GPU, or as `pycuda` does."""
+    """Return the driver's device with this number. Raise NoDevice if there is no such GPU, or no driver that can be used."""
     cuda = pycuda()
     count = cuda.Device.count()
     if not 0 <= number < count:
@@ -132,22 +132,22 @@ class Card:
     """A GPU that is in use. Any thread may enter `with card:`, which makes the card's context current for that thread."""
 
     def __init__(self, number: int) -> None:
-        """Take the context of the GPU with this number, and make its stream. Raise NoDevice if the GPU cannot be used."""
+        """Retain the primary context of the GPU with this number, and make its stream. Raise NoDevice if the GPU cannot be used."""
         self._cuda = pycuda()
         device = device_of(number)
         self.number, self.name = number, str(device.name())
         self.capability: Capability = device.compute_capability()
         self.driver_version: int = self._cuda.get_driver_version()
-        self.num_units: int = device.multiprocessor_count  # multiprocessors: each runs blocks of its own
+        self.num_units: int = device.multiprocessor_count  # number of multiprocessors, each of which runs separate blocks
         self.total_bytes: int = device.total_memory()
         self.uploaded_bytes = 0  # bytes copied from the host so far
         self._context = device.retain_primary_context()
         # returns an object whose text describes the last launch, for messages about faults
         self.last_launch: Callable[[], object | None] = lambda: None
-        self._dropped: deque[Callable[[], None]] = deque()  # functions that free what nothing refers to any more
+        self._dropped: deque[Callable[[], None]] = deque()  # functions that free memory to which nothing refers any more
         self._capturing = False
         self._owned: weakref.WeakSet[Owned] = weakref.WeakSet()
-        # Also runs when the process exits: the driver may be gone by the time that objects are destroyed.
+        # Also runs when the process exits, because the driver may be gone before the objects are destroyed.
         weakref.finalize(self, _release, self._context, self._owned)
         self._stream = self.own(self._cuda.Stream)
 
@@ -189,8 +189,8 @@ class Card:
             return self._cuda.mem_get_info()[0]
 
     def allocate(self, owner: object, num_bytes: int, part: str) -> int:
-        """Allocate zeroed memory that is freed with its owner, and return its address; 0 bytes have the address 0. Raise OutOfMemory if the
-        card has too little."""
+        """Allocate zeroed memory that is freed with its owner, and return its address; for 0 bytes, return address 0. Raise OutOfMemory if
+        the card has too little memory."""
         if num_bytes == 0:
             return 0
         with self, self._faults(part):
@@ -235,7 +235,7 @@ class Card:
     @contextmanager
     def capturing(self) -> Generator[None]:
         """Free nothing inside the `with`, because the driver ends a capture whose thread frees memory. Collect no garbage either, because
-        it may own memory of other sessions. Afterwards, free what was dropped meanwhile."""
+        garbage may own memory of other sessions. At the end, free the memory whose owners have gone meanwhile."""
         self._capturing, was_collecting = True, gc.isenabled()
         gc.disable()
         try:
@@ -246,7 +246,7 @@ class Card:
                 gc.enable()
             self._free_dropped()
 
-    # --- transfers: each begins after all earlier launches -------------------------------------------------------------
+    # --- transfers: each begins after the end of all earlier launches --------------------------------------------------
 
     def upload(self, address: int, data: NDArray[np.uint8]) -> None:
         """Copy bytes of the host to an address of the card, and wait until the card has them."""
@@ -287,12 +287,12 @@ class Card:
         return event
 
     def record(self, event: Owned) -> None:
-        """Record an event after all work that the stream was given so far."""
+        """Record an event after all work that was launched on the stream so far."""
         with self, self._faults("step"):
             event.thing.record(self.stream)
 
     def follow(self, event: Owned) -> None:
-        """Let the work that the stream is given from now on wait for an event, which may be another card's."""
+        """Let all work that is launched on the stream from now on wait for an event of this card or of another one."""
         with self, self._faults("step"):
             self.stream.wait_for_event(event.thing)
 

@@ -43,11 +43,11 @@ class Heap:
 
 
 class CudaCode:
-    """The code of an executable on a card: kernels in a module of the driver, and functions of the host. For `beside` see
-    `load_module`."""
+    """The code of an executable on a card: kernels in a module of the driver, and functions of the host. For `beside` see `load_module` in
+    assembled.py."""
 
     def __init__(self, card: Card, ptx: bytes, target: str, host: HostCode | None, beside: Path | None) -> None:
-        """Load the code. Raise IncompatibleExecutable if the card cannot run it, or if it has no functions of the host."""
+        """Load the code. Raise IncompatibleExecutable if the card cannot run the code, or if `host` is None."""
         check_target(target, card.capability)
         if host is None:
             raise IncompatibleExecutable("the executable has no code for the host; compile the program again")
@@ -88,7 +88,7 @@ def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, numb
     `stack_bytes`."""
     if num_ranks == 1:
         return CudaDevice(number, assembled)
-    from runtime.device.cuda.ranks import CudaRanks  # which imports this module
+    from runtime.device.cuda.ranks import CudaRanks  # imported here, because ranks.py imports this module
 
     return CudaRanks([CudaDevice(each, assembled) for each in range(number, number + num_ranks)])
 
@@ -103,7 +103,7 @@ class CudaDevice:
         self._card = Card(number)
         self._assembled = assembled
         self._last = LastLaunch(self._card)
-        self._card.last_launch = weakref.ref(self._last)  # weak: the card lives until all that it frees is freed
+        self._card.last_launch = weakref.ref(self._last)  # weak: memory that `_last` owns is freed only when nothing refers to `_last`
         self._inputs = Inputs(self._card)
         self._clock = Clock(self._card)
         self._regions: list[weakref.ref[CudaRegion]] = []
@@ -232,11 +232,11 @@ class CudaDevice:
         return self.region_of([self.rank(code)], launches, bases, function, self.tensor_type)
 
     def rank(self, code: CudaCode) -> Rank:
-        """Return this card as one of those that run the code."""
+        """Return this card as one of the ranks that run the code."""
         return Rank(self._card, self._last, code)
 
     def region_of(self, ranks: Sequence[Rank], launches: Sequence[Launch], bases: Bases, function: str, tensor_type: type) -> CudaRegion:
-        """Build a region that several cards run together, of which this card is the first."""
+        """Build a region that the cards of `ranks` run together. This card is the first of them."""
         region = CudaRegion(ranks, self._clock, launches, bases, function, tensor_type)
         self._regions.append(weakref.ref(region))
         return region

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver that pycuda lacks: modules with the assembler's messages, launches by handle, and graphs."""
+"""Calls of the CUDA driver that pycuda lacks: loading modules with the assembler's messages, launching kernels by handle, and graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.errors import DamagedCode, DeviceFault, IncompatibleExecutable, Run
 LIBRARY = "libcuda.so.1"
 LOG_BYTES = 8192
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # driver options: the buffer for error messages, and its size
-_PTX = 1  # input type of a link
+_PTX = 1  # type of the input of a link
 _MOST_SHARED_BYTES = 8  # attribute of a function: most bytes of shared memory that a launch may request
 _CARVE_OUT = 9  # attribute of a function: the preferred share of a multiprocessor's L1 cache that is shared memory, in percent
 _PEER_ACCESS_ALREADY_ENABLED = 704
@@ -62,7 +62,7 @@ def _library() -> ctypes.CDLL:
 
 
 def call(name: str, *args: Any, about: str = "") -> None:
-    """Call the driver. Raise an error if its status is not success; `about` describes the operation in the message."""
+    """Call a function of the driver. Raise an error if its status is not success; `about` describes the operation in the message."""
     status = getattr(_library(), name)(*args)
     if status:
         raise _error(status, about or name)
@@ -94,7 +94,7 @@ def current_context() -> int:
 
 
 def enable_peer_access(context: int) -> None:
-    """Let kernels of the current context read the memory of another one."""
+    """Let kernels of the current context read the memory of another context."""
     status = _library().cuCtxEnablePeerAccess(context, 0)
     if status not in (0, _PEER_ACCESS_ALREADY_ENABLED):
         raise _error(status, "access to the memory of another GPU")
@@ -137,8 +137,8 @@ def _log() -> Generator[tuple[Any, Any]]:
 
 
 def function_of(module: int, name: str) -> int:
-    """Return a kernel. All kernels prefer as much shared memory as there is: a multiprocessor that changes the share must first end all its
-    blocks, so kernels with different shares could not overlap."""
+    """Return a kernel. All kernels prefer as much shared memory as there is. A multiprocessor that changes the size of its shared memory
+    must first end all its blocks, so kernels that prefer different sizes could not overlap."""
     found = c_void_p()
     call("cuModuleGetFunction", byref(found), module, name.encode(), about=f"kernel {name}")
     call("cuFuncSetAttribute", found, _CARVE_OUT, 100, about=f"kernel {name}")
@@ -146,7 +146,7 @@ def function_of(module: int, name: str) -> int:
 
 
 def allow_shared_bytes(function: int, num_bytes: int, name: str) -> None:
-    """Let launches of a kernel request this much shared memory, which is more than every kernel may use."""
+    """Let launches of a kernel request this much shared memory, more than a launch may request without this call."""
     call("cuFuncSetAttribute", function, _MOST_SHARED_BYTES, num_bytes, about=f"kernel {name} with {num_bytes} bytes of shared memory")
 
 
@@ -200,7 +200,7 @@ def launch(
     overlaps: bool = False,
 ) -> None:
     """Launch a kernel in `blocks` blocks, each of `threads` threads. `about` describes the launch in messages. With `overlaps`, the kernel
-    may begin before the kernel before it has ended."""
+    may begin before the previous kernel of the stream has ended."""
     attributes = ctypes.addressof(_OVERLAPS) if overlaps else None
     config = _Config(blocks, 1, 1, threads, 1, 1, shared_bytes, stream, attributes, int(overlaps))
     call("cuLaunchKernelEx", byref(config), function, parameters.array, None, about=about)
@@ -231,7 +231,7 @@ def captured(stream: int) -> Generator[list[Graph]]:
     graph = c_void_p()
     try:
         yield found
-    except BaseException:  # raise this error, not that of ending a capture that lacks some of its launches
+    except BaseException:  # raise this error, not the error of ending an incomplete capture
         _library().cuStreamEndCapture(stream, byref(graph))
         if graph:
             _library().cuGraphDestroy(graph)

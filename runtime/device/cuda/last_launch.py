@@ -1,8 +1,8 @@
 """Name the kernel that began last. After a fault, this is the kernel that failed.
 
-With RELAXSERVE_DEBUG=1 or more, no kernel begins before the one before it has ended, and each writes the address of its record to one word
-when it begins. This is a word of the host, which can be read after a fault. Without debugging, kernels write nothing: a kernel ends only
-when its writes have ended, and a write to the host takes about a microsecond.
+With RELAXSERVE_DEBUG=1 or more, kernels name themselves: a kernel begins only after the previous one has ended, and then writes the address
+of its record (records.py) to a word in memory of the host, which can be read after a fault. Without debugging, kernels do not write to this
+word, because a kernel ends only when its writes have ended, and a write to the host takes about a microsecond.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from runtime.device.cuda.card import Card
 
 
 class LastLaunch:
-    """Knows which launch of a card began last, if kernels name themselves. `str()` of it describes that launch, for messages."""
+    """Finds the launch of a card that began last, if kernels name themselves. `str()` of this object describes the launch, for messages."""
 
     def __init__(self, card: Card) -> None:
         self._word = card.pinned(self, 1) if flags.current().debug else None

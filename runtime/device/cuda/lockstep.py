@@ -8,7 +8,7 @@ from runtime.device.cuda.card import Card
 
 
 class Lockstep:
-    """Makes streams of cards wait for each other. A stream waits for the work that other streams have been given before the call. If the
+    """Makes streams of cards wait for each other. A stream waits for the work that was launched on other streams before the call. If the
     streams are being captured, the waits become part of the graph."""
 
     def __init__(self, cards: Sequence[Card]) -> None:
@@ -28,7 +28,7 @@ class Lockstep:
         self._let(range(1, len(self._events)), [0])
 
     def _let(self, waiting: Sequence[int], awaited: Sequence[int]) -> None:
-        """Let the ranks `waiting` wait for the work that the ranks `awaited` have been given."""
+        """Let the ranks `waiting` wait for the work that was launched on the ranks `awaited`."""
         if not self._events:
             return
         for rank in awaited:

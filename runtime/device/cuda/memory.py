@@ -17,7 +17,7 @@ class Block:
     __slots__ = ("__weakref__", "address", "num_bytes")
 
     def __init__(self, card: Card, num_bytes: int, part: str) -> None:
-        """Allocate zeroed memory. `part` names what the memory is for in messages."""
+        """Allocate zeroed memory. `part` names the purpose of the memory in messages."""
         self.num_bytes = num_bytes
         self.address = card.allocate(self, num_bytes, part)
 

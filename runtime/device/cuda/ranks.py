@@ -1,8 +1,8 @@
-"""Several GPUs of this machine as one device. Each GPU is a rank: all run the same launches with the same integers, on memory of their own.
+"""Several GPUs of this machine as one device. Each GPU is a rank: all run the same launches with the same integers, each on its own memory.
 
-A tensor is one tensor per rank, all of the same shape and type. What the host uploads is the same on all ranks. Weights, and what is
-computed from them, may differ from rank to rank. Kernels may read the memory of other ranks: see `Kernel.ranks` of `runtime/executable.py`.
-A result that the host downloads must be the same on all ranks; it is that of rank 0.
+A tensor is one tensor per rank, all of the same shape and type. An array that the host uploads has the same values on all ranks. Weights,
+and values that are computed from them, may differ from rank to rank. Kernels may read the memory of other ranks: see `Kernel.ranks` of
+`runtime/executable.py`. A result that the host downloads must be the same on all ranks: the host downloads that of rank 0.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class CudaRanks:
     def download(self, tensor: Any) -> Array:
         """Wait until all ranks have done their work, and return the tensor of rank 0. If a rank has a fault, its error is raised."""
         for rank in self._ranks[1:]:
-            rank.close()  # a GPU can be used afterwards: this only waits for its work
+            rank.close()  # waits for the work of the GPU, which can still be used afterwards
         return self._ranks[0].download(tensor.parts[0])
 
     def copy(self, target: Any, source: Any) -> None:

@@ -1,7 +1,7 @@
 """The records of a region's launches on one card: the words that its kernels read, with addresses and integers.
 
-Every kernel takes the address of its record. The record holds the address of the word for the last launch, the addresses of the kernel's
-buffers, its integers, and, if its blocks share counters, the address of the counters.
+Every kernel has the address of its record as a parameter. The record holds the address of the word of `last_launch.py`, the addresses of
+the kernel's buffers, its integers, and, if its blocks share counters, the address of the counters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from runtime.executable import OWN
 
 WORD = 8  # bytes
 COUNTER = 4
-FURTHER = 3  # bases that records add themselves: address 0 (for integers), the word for the last launch, the counters
+# Number of bases that `Records` adds to those of the region: address 0 (for integers), the word of last_launch.py, and the counters.
+FURTHER = 3
 Grid = Callable[[int], int]  # returns the number of blocks that have work, given the address of a launch's integers
 
 
@@ -58,7 +59,7 @@ class _Launched:
     threads: int
     shared_bytes: int
     parameters: Parameters
-    overlaps: bool  # whether this launch may begin before the one before it has ended
+    overlaps: bool  # whether this launch may begin before the previous launch has ended
     grid: Grid
     dims: int  # host address of the launch's integers
 
@@ -67,7 +68,8 @@ class Records:
     """The records of a region on one card, in pinned memory of the host and in memory of the card."""
 
     def __init__(self, rank: Rank, number: int, bases: NDArray[np.int64], launches: Sequence[Launch], function: str) -> None:
-        """`bases` has the address of each base on each rank: [ranks, bases and FURTHER]. `number` is the row of this rank."""
+        """`bases` has the address of each base (`Bases` in runtime/device/base.py) on each rank: [ranks, bases and FURTHER]. `number` is
+        the row of this rank."""
         card = rank.card
         self.card, self._last, self._code, self._function = card, rank.last, rank.code, function
         self._bases = bases.reshape(-1)
@@ -103,13 +105,13 @@ class Records:
             record = self._block.address + at * WORD
             self._last.know(record, f"kernel {launch.kernel}, launch {number} of {len(launches)} of {self._function}")
             parameters, numbers = Parameters(record, tells=tells), host + dims * WORD
-            # a kernel that names itself must be the only one that runs
+            # A kernel that names itself (last_launch.py) must not overlap another one.
             overlaps = launch.overlaps and number > 0 and not tells and number not in after_waits
             yield _Launched(launch.kernel, function, launch.threads, launch.shared_bytes, parameters, overlaps, grid, numbers)
             at = dims + len(launch.dims) + (launch.num_counters > 0)
 
     def write(self, heap: NDArray[np.int64]) -> None:
-        """Write the records to pinned memory, after the card has read those of the last run."""
+        """Write the records to pinned memory, after the card has read the records of the last run."""
         self.card.await_event(self._copied)
         np.take(self._bases, self._base_of, out=self._words[: len(self._base_of)])
         self._words[self._added] += heap[self._slots]
@@ -129,8 +131,8 @@ class Records:
         return tuple(min(max(1, launched.grid(launched.dims)), most) for launched in self._launched)
 
     def launch(self, number: int, blocks: int, *, is_captured: bool) -> None:
-        """Launch the kernel of a launch. With `is_captured` the launch becomes part of a graph. Only in a graph may it begin before the
-        launch that precedes it has ended."""
+        """Launch the kernel of a launch. With `is_captured` the launch becomes part of a graph. A launch outside of a graph begins after
+        the previous launch has ended."""
         launched, stream = self._launched[number], self.card.stream.handle
         sizes, about, overlaps = (
             (blocks, launched.threads, launched.shared_bytes),

@@ -1,15 +1,17 @@
-"""A region is a list of launches. A run writes their records (`records.py`), copies them to the card once, and launches one graph.
+"""A region is a list of launches. A run writes the records of the launches (`records.py`), copies all of them to the card in one copy, and
+launches one graph.
 
 Nothing in a graph changes from run to run, because kernels read addresses and integers from the records. The blocks of a launch divide its
-work among themselves, whatever their number, so every graph gives correct results for all sizes; a graph is fast if it has about as many
-blocks as there is work. `prepare` captures graphs for expected sizes. A region that was not prepared captures a graph whenever its integers
-have orders of magnitude that did not occur before.
+work among themselves, whatever the number of blocks is, so every graph gives correct results for all sizes. A graph is fast if its number
+of blocks fits the amount of work. `prepare` captures graphs for expected sizes. A region that was not prepared captures a graph whenever
+its integers have orders of magnitude that did not occur before.
 
-Within a graph, a launch may begin before the one before it has ended if its bytecode says so (`NativeLaunch.overlaps`): not the first one,
-not if a fault is to name the kernel that began last, and not next to a wait of cards for each other (`records.py`).
+Within a graph, a launch may begin before the previous launch has ended if its bytecode allows it (`NativeLaunch.overlaps`). Exceptions are
+the first launch, a launch next to a wait of cards for each other (`records.py`), and all launches if a fault must name the kernel that
+began last (`last_launch.py`).
 
-Several cards may run a region in lockstep, each with records of its own. The graph then has the launches of all cards. Before a launch that
-reads memory of other cards, each card waits until all cards have reached it; afterwards, until the launch has ended on all of them.
+Several cards may run a region in lockstep, each with separate records. The graph then has the launches of all cards. Before a launch that
+reads memory of other cards, each card waits until all cards have reached the launch; after it, until the launch has ended on all cards.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from runtime.device.cuda.records import FURTHER, Rank, Records
 from runtime.errors import InvalidProgram
 
 LAUNCH_BYTES = 16 << 10  # upper estimate of the bytes of device memory that the driver needs per launch of a graph
-# Maximum number of resident blocks of an NVIDIA multiprocessor: additional blocks would only wait. The number must be even, because a
-# cluster has two blocks.
+# Maximum number of blocks that an NVIDIA multiprocessor runs at a time: additional blocks would only wait. The number must be even, because
+# a cluster has two blocks.
 BLOCKS_PER_UNIT = 32
 Magnitudes = NDArray[np.int32]  # per integer of a region: the exponent of the least power of two that exceeds the integer
 
@@ -135,7 +137,7 @@ class CudaRegion:
         return max((blocks for _, blocks in self._prepared), key=sum, default=None)
 
     def _capture(self, blocks: tuple[int, ...]) -> Graph:
-        """Return the graph whose launches have these numbers of blocks, and capture it if there is none."""
+        """Return the graph whose launches have these numbers of blocks, and capture one if there is none."""
         graph = self._captured.get(blocks)
         if graph is None:
             with ExitStack() as capturing:
@@ -155,7 +157,7 @@ class CudaRegion:
         return self._records[0].blocks(self._card.num_units * BLOCKS_PER_UNIT)
 
     def _launch(self, number: int, blocks: int, *, is_captured: bool = False) -> None:
-        """Launch a kernel on all ranks. If it reads the memory of other ranks, all ranks wait for each other before and after it."""
+        """Launch a kernel on all ranks. If it reads memory of other ranks, all ranks wait for each other before and after the launch."""
         if self._gathers[number]:
             self._lockstep.meet()
         for records in self._records:
@@ -165,8 +167,8 @@ class CudaRegion:
             self._lockstep.meet()
 
     def _run_singly(self, time_to: TimeTo) -> None:
-        """Launch the kernels one after another without a graph, with an event before and after each. The host does not wait between them,
-        so that a time does not include what the host needs for a launch."""
+        """Launch the kernels one after another without a graph, with an event before and after each. The host does not wait between two
+        kernels, so that the time of a kernel does not include the time that the host needs to launch it."""
         blocks = self._blocks()
         events = self._events = self._events or [(self._card.event(self), self._card.event(self)) for _ in blocks]
         self._lockstep.fork()

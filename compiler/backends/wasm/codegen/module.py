@@ -2,7 +2,7 @@
 
 The module imports from `env` a memory with a maximum size and, if its code uses the stack, the stack pointer. It exports every function
 that is neither local nor hidden, and a constant global `__heap_base`: the first multiple of ALIGNMENT at or after the end of its data.
-Kernels call no outside functions, so a module consists of one object and imports no function.
+Kernels call no functions from outside, so one object is enough, and the module imports no function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PADDED: Final = 5  # bytes that the object reserves for an integer which the li
 
 
 def linked(source: WasmObject) -> bytes:
-    """Turn an object into a module. Raise CompileError if it calls a function, or reads data, that it does not define."""
+    """Turn an object into a module. Raise CompileError if the object calls a function or reads data that it does not define."""
     undefined = [s.name for s in source.symbols if s.is_undefined and s.kind in (SymbolKind.FUNCTION, SymbolKind.DATA)]
     if undefined:
         raise CompileError(

@@ -61,7 +61,7 @@ class Symbol:
 
     kind: SymbolKind
     name: str  # empty for a section, and for an imported tag or table without a name of its own
-    index: int  # index of the function, global, section, tag or table; for data, of the segment, or 0 if the object does not define it
+    index: int  # index of the function, global, section, tag or table; for data, index of the segment, or 0 if the data is undefined
     offset: int  # offset of data within its segment
     is_local: bool  # whether the symbol is local or hidden, so that the module does not export it
     is_undefined: bool
@@ -164,7 +164,7 @@ def read_object(data: bytes) -> WasmObject:
 
 
 def _imports(reader: Reader) -> Iterator[Import]:
-    """Read the imports. What follows the kind of an import depends on the kind, and is kept as bytes."""
+    """Read the imports. The bytes after the kind of an import depend on the kind, and are kept as they are."""
     for _ in range(reader.unsigned()):
         reader.name()  # the module, always `env`
         field, kind, begin = reader.name(), Kind(reader.byte()), reader.at
@@ -199,8 +199,8 @@ def _symbols(reader: Reader, imports: tuple[Import, ...]) -> Iterator[Symbol]:
 
 
 def _symbol(reader: Reader, imported: dict[Kind, list[str]]) -> Symbol:
-    """Read one symbol. `imported` has the names of the imports of each kind: an imported function or global without a name of its own has
-    that of its import."""
+    """Read one symbol. `imported` has the names of the imports of each kind: an imported function or global without a name here has the
+    name of its import."""
     kind, flags = SymbolKind(reader.byte()), reader.unsigned()
     is_undefined, name, index, offset = bool(flags & _UNDEFINED), "", 0, 0
     if kind is SymbolKind.DATA:
@@ -233,8 +233,8 @@ def _segments(reader: Reader) -> Iterator[Segment]:
 
 
 def _patches(name: str, reader: Reader) -> Iterator[Patch]:
-    """Read the relocations of a section. `name` is that of the section with the relocations, for messages. Raise CompileError for a kind of
-    relocation that kernels do not need."""
+    """Read the relocations of a section. `name` is the name of the section with the relocations, for messages. Raise CompileError for a
+    kind of relocation that kernels do not need."""
     section = reader.unsigned()
     for _ in range(reader.unsigned()):
         number, offset, index = reader.byte(), reader.unsigned(), reader.unsigned()

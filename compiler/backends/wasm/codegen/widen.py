@@ -1,7 +1,7 @@
 """Convert bf16 to f32 in one instruction per register: interleave the lanes with zeros, which moves 16 bits to the upper half of 32.
 
-LLVM's code for `shl (zext x), 16` and `shl (sext x), 16` takes two instructions for the lower lanes of a register. For the upper lanes,
-V8 compiles it to three.
+LLVM's code for `shl (zext x), 16` and `shl (sext x), 16` takes two instructions for the lower lanes of a register. For the upper lanes, V8
+compiles this code to three instructions.
 """
 
 from __future__ import annotations
