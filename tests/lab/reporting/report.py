@@ -19,7 +19,7 @@ MOST_ROWS = 40  # maximum number of rows in a table of figures; only the JSON fi
 LEAST_SHARE = 0.02  # minimum share of a step's time of a kernel in a table; only the JSON file has further kernels
 HEAD = """# Benchmarks
 
-`python -m tests.lab report` writes this page, the pages of the machines and the chart. It takes all figures from the JSON files in
+`python -m tests.lab report` writes this page, the pages of the machines and the chart. The command takes all figures from the JSON files in
 [tests/lab/results](tests/lab/results); none is typed by hand. To measure on your machine, run `python -m tests.lab NAME --keep` in a
 checkout (`python -m tests.lab` lists the names), then `python -m tests.lab report`.
 
@@ -41,11 +41,11 @@ of threads. The speed of the machine may have changed in between. Speeds are tok
 weights are random, so these figures say nothing about quality.
 """
 REAL = """
-`python -m tests.lab real` serves the same file with relaxserve and with llama.cpp, and sends both servers the same requests in turns. Both
-have the same number of threads, and memory for the keys and values of the same number of tokens. llama.cpp is also told to answer 32
-requests at once, with one pool of keys and values for all of these requests. All other settings are the defaults of each server. A speed is
-relaxserve's tokens per second divided by llama.cpp's (more is better), the median of all turns; memory is divided in the same way (less is
-better). An empty cell was not measured.
+`python -m tests.lab real` serves the same file with relaxserve and with llama.cpp, and sends both servers the same requests in turns. The
+servers have the same number of threads, and memory for the keys and values of the same number of tokens. llama.cpp is also told to answer
+32 requests at once, with one pool of keys and values for all of these requests. All other settings are the defaults of each server. A speed
+is relaxserve's tokens per second divided by llama.cpp's (more is better), the median of all turns; memory is divided in the same way (less
+is better). An empty cell was not measured.
 
 - `decode of 1`: the speed at which one client gets the tokens of its answer after the first. The next column has the same figure for half
   of the turns: the turns before which the measured memory bandwidth of the machine was highest.
