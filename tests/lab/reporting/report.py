@@ -19,13 +19,13 @@ MOST_ROWS = 40  # maximum number of rows in a table of figures; only the JSON fi
 LEAST_SHARE = 0.02  # minimum share of a step's time of a kernel in a table; only the JSON file has further kernels
 HEAD = """# Benchmarks
 
-`python -m tests.lab report` writes this page, the pages of the machines and the chart. It takes all figures from the JSON files in
+`python -m tests.lab report` writes this page, the pages of the machines and the chart. The command takes all figures from the JSON files in
 [tests/lab/results](tests/lab/results); none is typed by hand. To measure on your machine, run `python -m tests.lab NAME --keep` in a
 checkout (`python -m tests.lab` lists the names), then `python -m tests.lab report`.
 
 Many figures have a goal. The speed of a shared machine changes by a third within a minute, so most goals for speeds are ratios to a limit
-or to a peer that the same run measured. [Measurements](docs/benchmarks/decisions) has the figures behind the decisions; these pages are
-written by hand.
+or to a peer that the same run measured. [Measurements](docs/benchmarks/decisions) has the figures behind the decisions of this project;
+those pages are written by hand.
 
 The chart shows five of the comparisons in [Other peers](#other-peers), all of them on one machine:
 
@@ -35,30 +35,30 @@ The chart shows five of the comparisons in [Other peers](#other-peers), all of t
 {real}
 ## Other peers
 
-relaxserve ran all steps, and then the peer ran the same steps on the same machine, with the same number of threads. The speed of the
-machine may have changed in between. Speeds are tokens per second of relaxserve divided by those of the peer. `prefill N` computes N tokens
-of one prompt; `decode N x C` computes one token for each of N sequences whose context has C tokens. The weights are random, so these
-figures say nothing about quality.
+A peer is another inference engine. relaxserve ran all steps, and then the peer ran the same steps on the same machine, with the same number
+of threads. The speed of the machine may have changed in between. Speeds are tokens per second of relaxserve divided by those of the peer.
+`prefill N` computes N tokens of one prompt; `decode N x C` computes one token for each of N sequences whose context has C tokens. The
+weights are random, so these figures say nothing about quality.
 """
 REAL = """
-`python -m tests.lab real` serves the same file with both servers, and sends both the same requests in turns. Both servers have the same
-number of threads, and memory for the keys and values of the same number of tokens. llama.cpp is also told to answer 32 requests at once,
-with one pool of keys and values for all of them. All other settings are the defaults of each server. A speed is relaxserve's tokens per
-second divided by llama.cpp's (more is better), the median of all turns; memory is divided in the same way (less is better). An empty cell
-was not measured.
+`python -m tests.lab real` serves the same file with relaxserve and with llama.cpp, and sends both servers the same requests in turns. The
+servers have the same number of threads, and memory for the keys and values of the same number of tokens. llama.cpp is also told to answer
+32 requests at once, with one pool of keys and values for all of these requests. All other settings are the defaults of each server. A speed
+is relaxserve's tokens per second divided by llama.cpp's (more is better), the median of all turns; memory is divided in the same way (less
+is better). An empty cell was not measured.
 
 - `decode of 1`: the speed at which one client gets the tokens of its answer after the first. The next column has the same figure for half
-  of the turns: those before which the measured memory bandwidth of the machine was highest.
+  of the turns: the turns before which the measured memory bandwidth of the machine was highest.
 - `prefill of 1024`: the speed at which a prompt of 1,024 tokens is read.
 - `8 clients`, `32 clients`: the speed at which so many clients together get their answers, with prompts of 128 tokens and answers of 64.
 - `error of the stated decode of 1`: the difference between the speed that `relaxserve inspect --quality` states and the speed that a client
-  measured, divided by the latter.
+  measured, divided by the measured speed.
 - `equal most probable tokens`: the fraction of the tokens of a text for which relaxserve and the exact weights of the file find the same
   token most probable. The text is that of the quality label (`relaxserve inspect --quality`).
-- `KL`: the divergence from the exact weights in nats per token, on the same text: relaxserve's, and in brackets llama.cpp's, which is
-  measured at every fourth token.
+- `KL`: the Kullback-Leibler divergence of the predictions from those of the exact weights, in nats per token, on the same text: that of
+  relaxserve and, in brackets, that of llama.cpp, which is measured at every fourth token.
 - `first start`, `second start`: the time from relaxserve's command to its first answer, with an empty cache and with the compiled model in
-  the cache. The second start is the shortest of three. For these starts, all settings of relaxserve are the defaults.
+  the cache. The figure of the second start is the shortest of three. For these starts, all settings of relaxserve are the defaults.
 """
 MACHINES = """
 ## Machines
