@@ -53,8 +53,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How far the predictions of a scheme are from those of the reference. The fields `rounded_...` are for plainly rounded weights; None:
-    the scheme has none."""
+    """How far the predictions of a scheme are from those of the reference. The fields `rounded_...` are those of plainly rounded weights,
+    or None for a scheme without `rounded`."""
 
     scheme: str
     kl_divergence: float  # nats per token
@@ -110,7 +110,7 @@ class Rounded:
 
 
 def rounded_files(files: ModelFiles, format: WeightFormat) -> ModelFiles:
-    """Return the model's files with rounded weights, and with a head of its own."""
+    """Return the model's files with rounded weights, and with a head that is not tied to the embeddings."""
     tied = files.config.tie_word_embeddings
     head_from = next(name for name in files.weights.tensors if name.endswith(EMBEDDINGS)) if tied else None
     weights = Rounded(files.weights, format, head_from=head_from)
@@ -132,7 +132,7 @@ class Texts:
 
     num_seqs: int
     length: int  # tokens of each sequence
-    seed: int  # with which `draw` samples
+    seed: int  # the seed with which `draw` samples tokens
 
     def logits(self, model: CompiledModel, next_tokens: Callable[[int, Floats | None], NDArray[np.int32]]) -> list[Floats]:
         """Return the logits at every position. `next_tokens` returns the tokens at a position, given the logits of the previous

@@ -1,10 +1,9 @@
 """A simulated replica: a model of the scheduler with a clock of its own. It simulates a step much faster than a replica computes it.
 
 It decides how many prompt tokens a step takes with the real pace (`server/engine/scheduling/pace.py`), admits in the order of arrival, and
-forgets the prefix that was used least recently. Steps that only decode are taken together, up to the next end or arrival. What it leaves
-out: preemption (a sequence is admitted when its prompt and its answer fit), priorities, fairness between several keys, and the host's time
-between steps.
-`tests/deploy/bench/fleet/test_replica.py` compares it with the real scheduler.
+forgets the prefix that was used least recently. Consecutive steps that only decode are simulated at once, up to the next end or arrival of
+a request. The model leaves out preemption (a sequence is admitted when its prompt and its answer fit), priorities, fairness between several
+keys, and the host's time between steps. `tests/deploy/bench/fleet/test_replica.py` compares it with the real scheduler.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Prefixes:
     """The prefix cache: keys of blocks, the least recently used first."""
 
     def __init__(self) -> None:
-        self.kept_since_s = 0.0  # the latest time at which a block was stored that has been evicted since; 0: none was
+        self.kept_since_s = 0.0  # latest time at which a block that has since been evicted was stored; 0: no block was evicted
         self._stored_s: OrderedDict[bytes, float] = OrderedDict()
 
     def num_found(self, keys: Sequence[bytes]) -> int:
@@ -58,7 +57,7 @@ class Prefixes:
 
 class Replica:
     """A simulated replica, whose clock is `now_s`. `costs_at` returns the costs at a time, if they change, as on a machine that replicas
-    share. Their limits are those of `costs`."""
+    share. The limits of the replica are those of `costs` at any time."""
 
     def __init__(self, name: str, costs: Costs, costs_at: CostsAt | None = None) -> None:
         self.name = name

@@ -91,7 +91,7 @@ def poisson(shape: Shape) -> list[Arrival]:
 
 
 def bursts(shape: Shape) -> list[Arrival]:
-    """As `poisson`, but each minute has ten seconds with five times the rate of the others."""
+    """As `poisson`, but the first ten seconds of each minute have five times the rate of the other seconds."""
     quiet = 60 / (50 + 10 * 5)
     return _alone(shape, lambda at_s: quiet * (5 if at_s % 60 < 10 else 1), 5 * quiet)
 
@@ -102,9 +102,9 @@ def day(shape: Shape) -> list[Arrival]:
 
 
 def sessions(shape: Shape) -> list[Arrival]:
-    """Agents: sessions of about twelve requests, each of which begins with the one before and its answer. Sessions of one of four kinds
-    begin with the same instructions, four times as long as the text that a request adds on average. Requests after the end of the trace are
-    left out."""
+    """Agents: sessions of about twelve requests, each of which begins with the one before and its answer. There are four kinds of sessions.
+    All sessions of a kind begin with the same instructions, which are four times as long as the text that a request adds on average.
+    Requests after the end of the trace are left out."""
     rng = random.Random(shape.seed)
     num_turns, found = 12, list[Arrival]()
     starts = Shape(shape.rate / num_turns, shape.duration_s)
@@ -119,7 +119,7 @@ def sessions(shape: Shape) -> list[Arrival]:
             after = extended(keys, f"session {shape.seed} {number}", num_prompt + num_new)
             found.append(Arrival(at_s, number, num_prompt, num_new, keys, after))
             keys, num_prompt = after, num_prompt + num_new
-            at_s += rng.expovariate(1 / 15.0)  # the tool runs, or somebody reads
+            at_s += rng.expovariate(1 / 15.0)  # meanwhile, a tool of the agent runs, or a person reads the answer
     return sorted((one for one in found if one.at_s < shape.duration_s), key=lambda one: one.at_s)
 
 

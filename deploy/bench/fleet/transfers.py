@@ -33,7 +33,7 @@ class Network:
 
     rate_bytes: float  # bytes per second that a replica can receive, and that it can send
     prefill_tokens: int = 2048  # least number of prompt tokens, in no replica's cache, for which a prefill replica computes the prompt
-    patience_s: float = 2.0  # how much longer than computing its prompt a request waits for pages: `peer_patience_s` of servers
+    patience_s: float = 2.0  # seconds that a request waits for pages beyond the time of computing them: `peer_patience_s` of servers
 
 
 @dataclass(slots=True, eq=False)
@@ -105,8 +105,8 @@ class Transfers:
         return Delivery(job, taker, giver, num_here, num_there, limit_s)
 
     def _look(self, now_s: float) -> None:
-        """Send the pages of prompts that prefill replicas have computed, and give up those that are late: their jobs go on without pages.
-        While prompts are left, look again after LOOK_S."""
+        """Send the pages of prompts that prefill replicas have computed, and give up the prompts that are late: the jobs that wait for them
+        go on without pages. While prompts are left, look again after LOOK_S."""
         self._cell.advance(now_s)
         computing, self._computing = self._computing, []
         for delivery in computing:
