@@ -64,7 +64,8 @@ class StageHosts:
         self.places = StagePlaces(tuple(places), secret)
 
     async def check(self) -> None:
-        """Let all stages listen at their old addresses. Raise OSError if one has another now, because its actor is on another machine."""
+        """Let all stages listen at their old addresses. Raise OSError if a stage has another address now, because its actor is on another
+        machine."""
         places = self.places.early
         ports = [int(place.rpartition(":")[2]) for place in places]
         found = await asyncio.gather(*(host.listen.remote(port) for host, port in zip(self._hosts, ports, strict=True)))

@@ -3,7 +3,7 @@
 It decides how many prompt tokens a step takes with the real pace (`server/engine/scheduling/pace.py`), admits in the order of arrival, and
 forgets the prefix that was used least recently. Consecutive steps that only decode are simulated at once, up to the next end or arrival of
 a request. The model leaves out preemption (a sequence is admitted when its prompt and its answer fit), priorities, fairness between several
-keys, and the host's time between steps. `tests/deploy/bench/fleet/test_replica.py` compares it with the real scheduler.
+keys, and the host's time between steps. `tests/deploy/bench/fleet/test_replica.py` compares the model with the real scheduler.
 """
 
 from __future__ import annotations
