@@ -87,13 +87,13 @@ def _save(conversation: Conversation, name: str) -> str:
         raise CommandError("/save needs the name of a file")
     path = at_home(name)
     body = {"model": conversation.model, "messages": conversation.messages}
-    content = json.dumps(body, ensure_ascii=False, indent=2).encode(errors="backslashreplace")  # writes a lone surrogate as JSON does
+    content = json.dumps(body, ensure_ascii=False, indent=2).encode(errors="backslashreplace")  # a lone surrogate is written as an escape
     try:
         file = path.open("xb")
         try:
             with file:
                 file.write(content)
-        except BaseException:  # also of closing: NFS and FUSE report only then that the disk is full
+        except BaseException:  # also for an error of closing, because NFS and FUSE may report only then that the disk is full
             path.unlink(missing_ok=True)
             raise
     except FileExistsError:

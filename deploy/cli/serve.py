@@ -128,7 +128,7 @@ async def greet(registry: Registry, url: str) -> bool:
     if shows_bars(registry.settings):
         with Bars() as bars:
             await asyncio.gather(*(_follow(operation, bars) for operation in operations))
-        logging.getLogger(LOADS).setLevel(logging.NOTSET)  # later loads are not watched here
+        logging.getLogger(LOADS).setLevel(logging.NOTSET)  # no bar shows later loads, so log them
     else:
         await asyncio.gather(*(operation.wait() for operation in operations))  # the log reports when each load begins and ends
     if operations and not registry.models():
@@ -137,7 +137,7 @@ async def greet(registry: Registry, url: str) -> bool:
         log.info("relaxserve at %s", url, extra={"fields": {"url": url}})
         return True
     await registry.measuring.measure()
-    with suppress(OSError):  # nobody reads standard error, or its disk is full; a broken pipe would make `errors` end the process
+    with suppress(OSError):  # standard error is closed, or its disk is full; `errors` would end the process at a broken pipe
         print(greeting(registry, url), file=sys.stderr, flush=True)
     return True
 

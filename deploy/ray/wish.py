@@ -153,7 +153,7 @@ def chain(fields: Mapping[str, Any], tenant: str) -> tuple[bytes, ...]:
 
 
 def _salt(fields: Mapping[str, Any]) -> object:
-    """Return the cache salt of a request. `/inference/v1/generate` also takes it among the sampling parameters."""
+    """Return the cache salt of a request. A request to `/inference/v1/generate` may also have the salt in its `sampling_params`."""
     salt, params = fields.get("cache_salt"), fields.get("sampling_params")
     return params.get("cache_salt") if salt is None and isinstance(params, dict) else salt
 
