@@ -85,7 +85,8 @@ def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int |
 
 
 def _like_gpt_oss(config: ModelConfig) -> ModelConfig:
-    """Return the configuration with what distinguishes gpt-oss: windows in every second layer, sinks, and biases of attention."""
+    """Return the configuration with the properties that distinguish gpt-oss: windows in every second layer, sinks, and biases of
+    attention."""
     windows = tuple(None if layer % 2 else WINDOW for layer in range(config.num_layers))
     return replace(config, family="gpt_oss", windows=windows, sinks=True, qkv_bias=True, output_bias=True)
 
@@ -323,8 +324,9 @@ def fp8_weights(source: WeightSource, block: int = 128) -> HeldWeights:
 
 
 def fp8_model(config: ModelConfig) -> WeightSource:
-    """Return random weights of a model as a load reads them from an fp8 checkpoint. Like such files, their source has a tensor for each
-    expert, and the experts of a layer are joined. Raise SettingsError for gpt-oss, whose files have all experts in one tensor."""
+    """Return random weights of a model as a load reads them from an fp8 checkpoint. As in such a checkpoint, each expert has tensors of its
+    own, which the returned source joins to one tensor per projection and layer. Raise SettingsError for gpt-oss, whose files have all
+    experts in one tensor."""
     if config.family == "gpt_oss":
         raise SettingsError(f"synthetic models of the family {config.family} have no fp8 weights; choose another --quantize")
     shapes: dict[str, tuple[int, ...]] = {}

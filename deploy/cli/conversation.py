@@ -57,7 +57,7 @@ def _help(_: Conversation, __: str) -> str:
 
 
 def _model(conversation: Conversation, name: str) -> str:
-    """Let another model answer, or list the models that can chat if there is no name. Raise CommandError if no model of this name can
+    """Let another model answer, or list the models that can chat if `name` is empty. Raise CommandError if no model of this name can
     chat."""
     listed = conversation.client.get("/v1/models")["data"]
     chatting = [model for model in listed if model.get("chats", model.get("generates", True))]

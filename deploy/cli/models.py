@@ -1,4 +1,4 @@
-"""`relaxserve pull`, `ls`, `rm` and `run`: models downloaded to this machine."""
+"""`relaxserve pull`, `ls`, `rm` and `run`: download, list, remove and run models on this machine."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST = "smollm2"  # the model that new users are told to download, and that is served if no model is named
+FIRST = "smollm2"  # the model that new users are told to download; once downloaded, it is served if no model is named
 
 HELP = """Serve models; without any, smollm2 if `relaxserve pull smollm2` has downloaded it, and the built-in demo model.
 
@@ -94,7 +94,7 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
 
 
 def default_models() -> list[ModelSpec]:
-    """Return the models that are served if none is named: the demo model, and the smallest real model if it was downloaded."""
+    """Return the models that are served if none is named: the demo model, and before it FIRST if this model was downloaded."""
     from deploy.model_loading.origins import here
 
     return [model_spec(name) for name in (FIRST, demo.NAME) if name == demo.NAME or here(name) is not None]

@@ -22,7 +22,7 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class LoadOption:
-    """An option that sets a field of a load. A command gets None if the option is not given; the field then keeps its default."""
+    """An option that sets a field of a load. Typer passes None if the user does not give the option; the field then keeps its default."""
 
     kind: Any  # type of the option's value
     meaning: str  # help text of the option

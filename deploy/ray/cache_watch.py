@@ -1,4 +1,4 @@
-"""Follow the events of a server's prefix cache, to find since when the server has evicted no page that it used.
+"""Follow the events of a server's prefix cache, to find a time: all pages that the server has used since then are still in its cache.
 
 A replica sends its routers this time, one number, instead of a list of its pages. Pages are evicted in the order of their last use, so
 pages used after the latest evicted page was stored are taken to be in the cache, and pages used before to be gone. The number is sent as an

@@ -101,10 +101,10 @@ class Directory:
         return self._kept(wish, [replica])[replica]
 
     def choose(self, wish: Wish, *, shares: bool = False, learns: bool = True) -> Lease | None:
-        """Return a lease of the best replica, or None if each has failed this request or no replica has said where its server is. Remember
-        which replicas the request has lost, so that other requests avoid them. If replicas share pages, the lease names the replica with
-        most of the prompt if it has at least LEAST_BLOCKS more of it than the best one. Unless `learns`, the caller decides whether the
-        replica gets the request, and then calls `learn`."""
+        """Return a lease of the best replica, or None if each replica has failed this request, or none has reported the address of its
+        server. Remember which replicas the request has lost, so that other requests avoid them. If replicas share pages, the lease names
+        the replica with most of the prompt if that replica has at least LEAST_BLOCKS more blocks of the prompt than the best one. Unless
+        `learns`, the caller decides whether the replica gets the request, and then calls `learn`."""
         stats, now_s = self._stats, self._clock()
         self._lost_s |= dict.fromkeys(wish.lost & stats.keys(), now_s)
         # A request avoids a replica that another one has lost, unless only this replica stores the response that the request names.

@@ -45,7 +45,7 @@ QUERY_CHARACTERS = "".join(map(chr, range(0x21, 0x7F)))  # a query is already pe
 
 
 class Ingress:
-    """The actor that answers the requests of a fleet. A fleet may have several."""
+    """The actor that answers the requests of a fleet. A fleet may have several such actors."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Ingress:
         prefill: Mapping[str, tuple[DeploymentHandle, int]] | None = None,
     ) -> None:
         """`models` says which pool serves which model. A request that names none of these models goes to the pool with the replica that
-        stores the response that it names, otherwise to the first pool. `patience_s` is the time for which a request may find no replica
+        stores the response that it names, otherwise to the first pool. `patience_s` is the longest time that a request waits for a replica
         that serves it. The replicas of pools in `sharing` give each other pages. `prefill` has, for some pools, the deployment of the
         replicas that compute long prompts, and the least number of new characters for which they compute a prompt: characters that no
         replica of the pool has in its prefix cache."""

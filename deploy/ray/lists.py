@@ -47,7 +47,7 @@ class ModelLists(Response):
     with status 200, the response is the answer of the first pool that has answered, or a refusal if none has."""
 
     def __init__(self, path: str, passages: Mapping[str, Passage | None]) -> None:
-        """`passages`: the same request, on its way to each pool, by the pool's name; None for a pool that has no replica."""
+        """`passages`: by the name of each pool, the passage that sends the request to the pool, or None if the pool has no replica."""
         super().__init__()
         self._path = path
         self._entries = LISTS[path]

@@ -27,7 +27,7 @@ class Pool(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     models: list[str | dict[str, Any]] = Field(default=["demo"], min_length=1)  # as in the configuration file of a server
-    settings: dict[str, Any] = {}  # other settings of each server, as in its configuration file, but none that replicas decide
+    settings: dict[str, Any] = {}  # other settings of each server, as in its configuration file, except those that replicas decide
     min_replicas: int = Field(default=2, ge=0)
     max_replicas: int = Field(default=2, ge=1)
     # running and waiting requests that each replica should have, if the number of replicas follows the load

@@ -1,7 +1,7 @@
 """Choose a prefill replica for a long prompt. Prefill replicas only compute prompts; the replica that answers takes the pages from them.
 
-So a long prompt does not delay the streams of the replica that answers. The ingress names a prefill replica to this replica, whose server
-asks it to compute the prompt. If that fails, the server computes the prompt itself.
+So a long prompt does not delay the streams of the replica that answers. The ingress names a prefill replica to the replica that answers,
+whose server asks the prefill replica to compute the prompt. If this fails, the server computes the prompt itself.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class Replica:
     def __init__(
         self, models: list[str | dict[str, Any]], settings: dict[str, Any], num_threads: int | None = None, num_stages: int = 1
     ) -> None:
-        """Start the server. If `num_stages` is not 1, first start the early stages, all but the last, on other machines. Wait until it is
-        ready."""
+        """Start the server. If `num_stages` is not 1, first start the early stages, all but the last, on other machines. Wait until the
+        server is ready."""
         self._name = serve.get_replica_context().replica_id.unique_id
         self._stages = StageHosts(num_stages - 1, num_threads or 1) if num_stages > 1 else None
         places = None if self._stages is None else self._stages.places

@@ -21,7 +21,8 @@ class ByQueueAndPages:
         self._target_requests = target_requests
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Return the number of replicas. Ray keeps it within the bounds of the deployment, and applies the delays of its configuration."""
+        """Return the number of replicas. Ray keeps the number within the bounds of the deployment, and applies the delays of its
+        configuration."""
         metrics = context.aggregated_metrics or {}
         num_requests = sum((metrics.get(REQUESTS) or {}).values()) + (context.total_queued_requests or 0)
         shares = (metrics.get(PAGES) or {}).values()

@@ -31,7 +31,8 @@ class StageHost:
         self._process: StageProcess | None = None
 
     def listen(self, port: int) -> str:
-        """Start the stage process, unless it runs, on a port, or on any if `port` is 0. Return its address: a host and a port."""
+        """Start the stage process, unless it runs already. It listens on `port`, or on any port if `port` is 0. Return its address: a host
+        and a port."""
         if self._process is None:
             self._process = StageProcess(self._secret, ray.util.get_node_ip_address(), port, self._num_threads)
             threading.Thread(target=self._watch, args=(self._process,), name="stage-watch", daemon=True).start()

@@ -3,10 +3,10 @@ step are sorted by the difference of these times, the largest first.
 
 The limit time is the larger of bytes / bandwidth and operations / peak. Both are counted in the loop nests before scheduling: the bytes of
 all operands, once each, and two operations per term of a sum, except for sums that only some rows need. A buffer that is read at indices
-from memory counts at most as many bytes as the largest other operand. So do all buffers together that a kernel changes in place. Only a
-share of the weights of experts counts: the share that a step reads on average if tokens choose experts independently. Attention reads the
-keys and values of each sequence once per step, and multiplies with the keys and values to which a token attends. Operands in a cache are
-read faster than the limit, so a share may exceed one.
+from memory counts at most as many bytes as the largest other operand. All buffers that a kernel changes in place count together as many
+bytes as the largest other operand. Only a share of the weights of experts counts: the share that a step reads on average if tokens choose
+experts independently. Attention reads the keys and values of each sequence once per step, and multiplies with the keys and values to which
+a token attends. Operands in a cache are read faster than the limit, so a share may exceed one.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def work_of(model: Model, args: Any) -> dict[str, Work]:
 
 def _attention(model: Model, node: Attention, args: Any) -> tuple[float, float]:
     """Return the bytes and operations of attention in one layer. Each token attends to the positions up to its own; with a window, only to
-    the last positions of these."""
+    the last `window` of these positions."""
     config, positions, seq_ids = model.config, args[1], args[2 + sum(not group.keeps_states for group in model.groups)]
     group = next(group for group in model.groups if not group.keeps_states and (group.window or 0) == node.window)
     seen = np.minimum(positions + 1, node.window or positions.max() + 1)

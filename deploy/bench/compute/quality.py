@@ -4,8 +4,8 @@ weights.
 The reference is the float program, entirely in f32. The measures are the KL divergence from the reference's distribution of the next token,
 how often the most probable token is the same, and the perplexity. The text is a file (`--text`), cut into sequences that begin without
 context, or else it is sampled from the float model itself, so that no corpus is needed. `rounded` is the float program with weights that
-NumPy rounds to nearest in the same format. `auto` and formats with a budget of bits have no `rounded`, because their weights are not
-rounded alike. The difference between `rounded` and the scheme is caused by our kernels.
+NumPy rounds to nearest in the same format. `auto` and formats with a budget of bits have no `rounded`, because they do not round all
+weights to one format. The difference between `rounded` and the scheme is caused by our kernels.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class Costs:
 
     prompt: Mapping[int, float]  # tokens of one prompt -> seconds of a step
     decode: Mapping[int, float]  # sequences that decode -> seconds of a step
-    context_s: float = 0.0  # added by each token of context beyond NEAR of a decoding sequence
-    pair_s: float = 0.0  # added by each pair of a prompt token and a token of context before its chunk
+    context_s: float = 0.0  # seconds that each token of a decoding sequence's context adds, beyond the first NEAR tokens
+    pair_s: float = 0.0  # seconds that each pair of a prompt token and a token of context before its chunk adds
     max_tokens: int = 512  # largest number of tokens in a step
     max_seqs: int = 64  # largest number of sequences that run at the same time
     capacity: int = 65536  # tokens whose pages fit into memory

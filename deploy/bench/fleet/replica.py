@@ -95,7 +95,7 @@ class Replica:
         return self._num_held / self._costs.capacity
 
     def start(self) -> None:
-        """Come up with an empty cache."""
+        """Begin to serve, with an empty cache."""
         assert not self.num_requests
         self._restart()
         self.is_up = True
@@ -114,7 +114,7 @@ class Replica:
             self._num_held -= job.arrival.num_prompt + job.arrival.num_new
 
     def fail(self) -> list[Job]:
-        """Go down, and lose the cache and all jobs. Return the jobs that have not ended."""
+        """Stop serving, and lose the cache and all jobs. Return the jobs that have not ended."""
         lost = [*self.waiting, *self._prompts, *(job for _, _, job in self._decoding)]
         self.waiting.clear()
         self.is_up = False
@@ -201,7 +201,7 @@ class Replica:
             end_s = holds_until_s
 
     def _decode(self, until_s: float) -> int:
-        """Take steps that only decode until a sequence ends, a request arrives or the costs change. Return their number. The step in which
+        """Take decoding steps until a sequence ends, a request arrives or the costs change. Return the number of steps. The step in which
         the costs change is taken alone."""
         num_decode = len(self._decoding)
         costs, holds_until_s = self._costs_at(self.now_s)

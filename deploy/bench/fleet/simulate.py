@@ -164,9 +164,9 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
 
 
 def _cell_for(job: Job, now_s: float, cells: Iterable[Cell], most_requests: float) -> Cell | None:
-    """Return the first cell that is up and has a replica with fewer than `most_requests` requests, or None if there is none. The order of
-    cells is the session's own, so that its prefixes stay in one cell, and the sessions of a cell that fails are spread over all others. The
-    clocks of the cells that are asked run up to now."""
+    """Return the first cell that is up and has a replica with fewer than `most_requests` requests, or None if there is none. Each session
+    has an order of cells of its own, so that the prefixes of a session stay in one cell, and the sessions of a cell that fails are spread
+    over all others. The clocks of the cells that are asked run up to now."""
     session = f"session {job.arrival.session}"
     for cell in sorted(cells, key=lambda cell: key_of(cell.name.encode(), session)):
         if not cell.is_up:

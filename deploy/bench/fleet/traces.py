@@ -46,13 +46,13 @@ class Shape:
 
 
 def key_of(before: bytes, name: str) -> bytes:
-    """Return the key of a block with this name that follows the block with the key `before`."""
+    """Return the key of the block `name` that follows the block with the key `before`."""
     return blake2b(before + name.encode(), digest_size=KEY_BYTES).digest()
 
 
 def extended(keys: tuple[bytes, ...], name: str, num_tokens: int) -> tuple[bytes, ...]:
-    """Return the keys of a prompt of `num_tokens` tokens that begins with what `keys` name and goes on with a text of its own, called
-    `name`. Only whole blocks have keys."""
+    """Return the keys of a prompt of `num_tokens` tokens. The prompt begins with the blocks that have `keys`, and goes on with a text of
+    its own, called `name`. Only whole blocks have keys."""
     found = list(keys[: num_tokens // BLOCK_TOKENS])
     while len(found) < num_tokens // BLOCK_TOKENS:
         found.append(key_of(found[-1] if found else b"", f"{name} {len(found)}"))
@@ -73,8 +73,8 @@ def _arrivals(shape: Shape, rng: random.Random, share: Callable[[float], float],
 
 
 def _alone(shape: Shape, share: Callable[[float], float], most: float) -> list[Arrival]:
-    """Return requests that share nothing, each in a session of its own. Their rate at time t is `shape.rate * share(t)`, at most
-    `shape.rate * most`."""
+    """Return requests whose prompts have no common beginnings, each in a session of its own. Their rate at time t is `shape.rate *
+    share(t)`, at most `shape.rate * most`."""
     rng = random.Random(shape.seed)
     found: list[Arrival] = []
     for number, at_s in enumerate(_arrivals(shape, rng, share, most)):
@@ -86,7 +86,7 @@ def _alone(shape: Shape, share: Callable[[float], float], most: float) -> list[A
 
 
 def poisson(shape: Shape) -> list[Arrival]:
-    """Requests that arrive independently of each other and share nothing."""
+    """Requests that arrive independently of each other, and whose prompts have no common beginnings."""
     return _alone(shape, lambda _: 1.0, 1.0)
 
 
@@ -102,9 +102,9 @@ def day(shape: Shape) -> list[Arrival]:
 
 
 def sessions(shape: Shape) -> list[Arrival]:
-    """Agents: sessions of about twelve requests, each of which begins with the one before and its answer. There are four kinds of sessions.
-    All sessions of a kind begin with the same instructions, which are four times as long as the text that a request adds on average.
-    Requests after the end of the trace are left out."""
+    """Agents: sessions of about twelve requests, where each prompt begins with the previous prompt and its answer. There are four kinds of
+    sessions. All sessions of a kind begin with the same instructions, which are four times as long as the text that a request adds on
+    average. Requests after the end of the trace are left out."""
     rng = random.Random(shape.seed)
     num_turns, found = 12, list[Arrival]()
     starts = Shape(shape.rate / num_turns, shape.duration_s)

@@ -217,8 +217,8 @@ def stream_figures(name: str, streams: Sequence[Stream]) -> list[Figure]:
 
 
 def prefix_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
-    """Compare the times to the first token of two prompts with a common beginning. `where` begins the name of the figure. Return [] if the
-    model's context is too short."""
+    """Compare the times to the first token of two prompts with a common beginning. `where` is the beginning of the name of the figure.
+    Return [] if the model's context is too short."""
     num_own, num_new = 16, 8
     if limits.max_context < NUM_SHARED + num_own + num_new:
         return []
