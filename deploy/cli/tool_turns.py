@@ -90,7 +90,7 @@ class ToolTurns:
 
 @contextmanager
 def attached(texts: Sequence[str], *, approves_all: bool) -> Generator[ToolTurns]:
-    """Yield the turns with the tools of the MCP servers that `texts` name."""
+    """Yield the `ToolTurns` that offers the tools of the MCP servers that `texts` name. Close the sessions at the end."""
     with Toolbox(sessions(texts), lambda fault: _show(_printable(fault), "red")) as toolbox:
         yield ToolTurns(toolbox, Approval(approves_all=approves_all))
 

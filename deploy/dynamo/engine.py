@@ -186,7 +186,7 @@ class Engine(LLMEngine):
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _entry(self) -> Entry:
-        """Return how the server describes the model. Raise SettingsError if the worker cannot serve it, and OSError as `ask` does."""
+        """Return the server's description of the model. Raise SettingsError if the worker cannot serve it, and OSError as `ask` does."""
         return entry_in(await asyncio.to_thread(self._server.ask, "/v1/models"), self._name, self._server.url)
 
     async def _read_figures(self) -> Figures:

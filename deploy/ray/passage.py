@@ -1,8 +1,8 @@
 """One request on its way through the ingress: it is sent to one replica after another until one serves it or the ingress gives up.
 
-The bytes come from the replica's server, without Ray between. The ingress gives each request a nonce from which the servers derive the
-values that the request leaves open, such as ids and the seed (`server/open_values.py`). So a request that is sent again gets an answer with
-the same bytes, and the ingress leaves out the bytes that the client has.
+The bytes of the answer come directly from the replica's server, not through Ray. The ingress gives each request a nonce from which the
+servers derive the values that the request leaves open, such as ids and the seed (`server/open_values.py`). So a request that is sent again
+gets an answer with the same bytes, and the ingress leaves out the bytes that the client has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_LOST = 5  # number of replicas that may break off a request; then it is giv
 QUEUE_FULL, SHUTTING_DOWN = b'"queue_full"', b'"shutting_down"'
 RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
 STREAMS = ("text/event-stream", "application/x-ndjson")
-HELD = ("application/json", "text/plain")  # answers sent on only when they are complete: until then another replica can give them
+HELD = ("application/json", "text/plain")  # types of answers that are passed on only when complete: until then, another replica can answer
 # Headers of one connection, and headers that the ingress itself writes. They are not passed on to a replica.
 OWN_HEADERS = frozenset(
     {
@@ -68,7 +68,7 @@ Move = Callable[[str, str], None]  # gets the id of a response, and the name of 
 
 
 class GivenUp(Exception):
-    """No replica continues a stream that the client has begun to get."""
+    """Raised if no replica continues a stream that the client has begun to get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Passage(Response):
             self.num_pauses += 1
 
     async def _leased(self) -> Lease | None:
-        """Ask for a lease, as long as the request may wait. Return None if there was none in time."""
+        """Ask for a lease, and wait for it as long as the request may wait. Return None if there was none in time."""
         wish = replace(self.reading.wish, avoided=frozenset(self.failed), lost=frozenset(self.lost))
         try:
             async with asyncio.timeout(self._left_s):
@@ -217,7 +217,7 @@ class Passage(Response):
             return False
         is_away = answer.status == 503 and self.reading.repeatable
         is_busy = is_away or (answer.status == 429 and QUEUE_FULL in whole)
-        is_busy = is_busy and place_of(lease.replica) != self.reading.wish.place  # no other replica has the earlier response
+        is_busy = is_busy and place_of(lease.replica) != self.reading.wish.place  # only this one has the earlier response
         waits = is_away and self.method == "POST"  # a GET may be a probe, which must learn that a server is away
         if is_busy and (waits or self.num_busy < MOST_BUSY):
             self.failed.add(lease.replica)

@@ -31,7 +31,7 @@ from deploy.bench.fleet.transfers import Network
 from deploy.bench.measure import Figure, report
 from deploy.ray.scaling import TARGET_REQUESTS
 
-MOST_REQUESTS, MOST_TOKENS = 2_000_000, 1_000_000_000  # largest numbers of a simulated trace
+MOST_REQUESTS, MOST_TOKENS = 2_000_000, 1_000_000_000  # largest numbers of requests and of prompt tokens in a trace
 FAIL_S = 60.0  # seconds for which replicas that fail are away, by default
 PREFILL_TOKENS, PATIENCE_S = 2048, 2.0  # defaults of options
 

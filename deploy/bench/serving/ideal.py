@@ -1,8 +1,8 @@
 """The ideal of a load: the time that the model alone, without an engine, needs for the same tokens in the best order. The ideal of a late
 prompt, which arrives while other streams run, is the time of the same prompt alone.
 
-The speed of a shared machine changes within seconds. So the ideal runs in turns with the engine: after each step of the engine it catches
-up with the number of tokens that the engine has computed. Both use the same pages of the KV cache. This makes the engine's answers
+The speed of a shared machine changes within seconds. So the ideal runs in turns with the engine: after each step of the engine, the ideal
+catches up with the number of tokens that the engine has computed. Both use the same pages of the KV cache. This makes the engine's answers
 meaningless, but steps take as long as with the right keys.
 """
 
@@ -34,7 +34,7 @@ class Took:
 
 
 class Ideal:
-    """Steps with prompts, as large as possible, and then steps with one token of each client."""
+    """The steps of an ideal, which `run` or `catch_up` runs: first steps with prompts, then steps with one token of each client."""
 
     def __init__(self, model: CompiledModel, prompts: Sequence[StepBatch], decoding: Sequence[StepBatch]) -> None:
         """`prompts`: the steps with prompts. `decoding`: the steps after them. None is run yet."""

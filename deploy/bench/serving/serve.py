@@ -78,7 +78,7 @@ class Run:
     """The times of one run of clients, without the time that the ideal took between the steps of the run."""
 
     name: str  # name of the load
-    wall_s: float  # seconds from its begin to the end of the last stream
+    wall_s: float  # seconds from the beginning of the run to the end of the last stream
     processor_s: float  # processor time of all threads
     first_s: Sequence[float]  # for each client, seconds until its first token
 
