@@ -18,8 +18,8 @@ from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
 from runtime.own_folder import OwnFolder
 from server.settings import SettingsError
 
-FOLDER = "relaxserve-synthetic-"  # begins the names of temporary folders
-PREFIX = "synthetic-"  # begins the name of a synthetic model; the name of its shape follows
+FOLDER = "relaxserve-synthetic-"  # beginning of the names of temporary folders
+PREFIX = "synthetic-"  # beginning of the name of a synthetic model; the name of its shape follows
 
 
 @contextmanager
@@ -38,8 +38,9 @@ def model_folder(model: str) -> Generator[Path]:
 
 def write_checkpoint(config: ModelConfig, folder: Path) -> None:
     """Write the files of a model into a folder. The weights are random, in bfloat16. The tokenizer is the demo model's, with further tokens
-    and merges up to the vocabulary size, so that it takes as long to read as a real one. It splits no text into these tokens, because it
-    separates digits. Raise SettingsError for models without rotary positions and for those with latent attention."""
+    and merges up to the vocabulary size, so that it takes as long to read as a real one. No text is encoded with the further tokens,
+    because they contain digits, and the tokenizer makes each digit a token of its own. Raise SettingsError for models without rotary
+    positions and for those with latent attention."""
     if config.rope is None or config.latent is not None:
         raise SettingsError(
             f"synthetic models of the family {config.family} are not written as files; `relaxserve bench model` measures them"

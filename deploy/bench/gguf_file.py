@@ -1,5 +1,5 @@
-"""Write a model of the Llama family as a GGUF file: for engines that read no other format, and to measure weights in its formats. The file
-has only the required metadata. Prompts are token ids, so the vocabulary only has a name for each token."""
+"""Write a model of the Llama family as a GGUF file: for engines that read no other format, and to measure weights in the formats of such
+files. The file has only the required metadata. Prompts are token ids, so the vocabulary only has a name for each token."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class _Entry:
 
 
 def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, products: str) -> None:
-    """Write the file. `products` is the format of product weights: BF16, Q8_0, Q4_0 or Q4_K_M. With Q4_0, the head has 8 bits, as in our
-    own programs. Embeddings are stored in BF16, but with Q4_K_M in Q4_K. Vectors are stored in F32. Raise SettingsError for a model of
-    another family."""
+    """Write the file. `products` is the format of the weights of matrix products: BF16, Q8_0, Q4_0 or Q4_K_M. With Q4_0, the head is stored
+    in Q8_0, because our own programs also keep the head in 8 bits. Embeddings are stored in Q4_K with Q4_K_M, otherwise in BF16. Vectors
+    are stored in F32. Raise SettingsError for a model of another family than Llama."""
     if config.family != "llama":
         raise SettingsError(f"synthetic models of the family {config.family} are not written as GGUF files; choose another --quantize")
     entries = [_entry(name, info.shape, products, config.num_layers) for name, info in weights.tensors.items()]
@@ -179,8 +179,8 @@ def q4_0(blocks: Array) -> tuple[Array, Array]:
 
 
 def _q4_k(blocks: Array) -> Array:
-    """Encode blocks of eight groups of 32 values of 4 bits. Each group has a scale and a minimum of six bits, in units of one f16 for the
-    scales and one for the minima of a block."""
+    """Encode blocks of eight groups of 32 values of 4 bits. Each group has a scale and a minimum of six bits each. All scales of a block
+    are in units of one f16, and all minima in units of another."""
     groups = blocks.reshape(-1, 8, 32)
     least, most = np.minimum(groups.min(2), 0), groups.max(2)
     (unit, scales), (least_unit, minima) = (_in_units(x, 63) for x in ((most - least) / 15, -least))
@@ -205,7 +205,7 @@ def _q6_k(blocks: Array) -> Array:
 
 
 def _in_units(numbers: Array, most: int) -> tuple[Array, Array]:
-    """Return a unit per block, with 16 bits, and the numbers in this unit as integers from 0 to `most`."""
+    """Return a unit per block, rounded to 16 bits, and the numbers in this unit as integers from 0 to `most`."""
     unit = (numbers.max(1, keepdims=True) / most).astype("<f2").astype(np.float32)
     return unit, np.clip(np.rint(numbers * _inverse(unit)), 0, most).astype(np.uint8)
 

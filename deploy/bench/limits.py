@@ -27,12 +27,12 @@ from compiler.machine.target import Target, host
 from runtime.device.cpu.memory import host_buffer
 from runtime.session import Session
 
-READ_BYTES = 512 << 20  # bytes that a reading of the bandwidth reads, so many that caches hold few of them
-# A reading of a limit lasts as long as the step with which it is compared, within these bounds.
+READ_BYTES = 512 << 20  # bytes that one measurement of the bandwidth reads; caches hold only a small share of them
+# A measurement of a limit lasts as long as the step that is compared with the limit, within these bounds.
 SHORTEST_S, LONGEST_S = 0.02, 1.0
 _BLOCK = 1 << 16  # elements per work item
 
-# Add all numbers of `x`. Each work item reads one row of it at `streams` places at a time.
+# Add all numbers of `x`. Each work item reads one row of `x`, at `streams` places at a time.
 _READ = """
 func main(x: f32[n, 65536]) -> f32[n] {{
   y: f32[n] = call_tir @read(x) -> f32[n]
@@ -151,16 +151,16 @@ class Limits:
 
 
 class Gauge:
-    """Measures both limits by kernels that only read memory, or only multiply, and keeps the best. The kernels run alternately with a
-    measurement, since both limits of a shared machine change from second to second. `held` is the format of the weights, which determines
-    the unit that multiplies."""
+    """Measures the memory bandwidth and the multiply rate by kernels that only read memory or only multiply, and keeps the best results.
+    The kernels run in turns with the steps that are compared with them, since both limits of a shared machine change from second to second.
+    `held` is the format of the weights, which determines the unit that multiplies."""
 
     _read_bytes: float = READ_BYTES
     _operations: float
 
     def __init__(self, held: str, threads: int | None = None, target: Target | None = None) -> None:
-        """Compile the kernels for `target`, or for this machine if that is None, and start `threads` threads, or as many as a model would
-        use. They are pinned to cores. Do this before any other session starts, while no threads are pinned to these cores."""
+        """Compile the kernels for `target` (None: this machine), and start `threads` threads (None: as many as a model would use), each
+        pinned to a core. Do this before any other session starts, while no threads are pinned to these cores."""
         self._data = host_buffer(READ_BYTES).view(np.float32).reshape(-1, _BLOCK)
         self._data[...] = 1.0
         spans = {streams: _BLOCK // streams for streams in (1, 2, 4)}
@@ -185,9 +185,9 @@ class Gauge:
 
     def beside(self, run: Callable[[], object], *, seconds: float, most: int) -> tuple[float, Limits]:
         """Forget earlier samples. Return the shortest time of several runs, and the best limits measured between them. The number of runs
-        is at most `most`, and `seconds` limits it as in `turns`. Each reading of a limit lasts as long as the run before it, within
-        SHORTEST_S and LONGEST_S. A core's other hyper-thread may run another virtual machine, which rests for milliseconds at a time: a
-        reading of one millisecond could then find a peak that no step reaches."""
+        is at most `most`, and `seconds` limits it as in `turns`. Each measurement of a limit lasts as long as the run before it, but at
+        least SHORTEST_S and at most LONGEST_S. A core's other hyper-thread may run another virtual machine, which pauses for milliseconds
+        at a time: a measurement of one millisecond within such a pause would find a peak that no step reaches."""
         self.forget()
         best = math.inf
         for (passed,) in turns([run], seconds, most):
@@ -197,11 +197,11 @@ class Gauge:
 
 
 class CardGauge(Gauge):
-    """Copies and products on a GPU. The bandwidth counts the bytes that a copy reads and those that it writes."""
+    """Measures the limits of a GPU by copies and products. The bandwidth counts the bytes that a copy reads and those that it writes."""
 
     def __init__(self, target: Target, number: int, *, copied_bytes: int = 4 << 30, side: int = 8192) -> None:
-        """Compile the product for `target` and open GPU `number`. A copy has `copied_bytes`. `side` is the number of rows, of columns and
-        of elements along k of the product."""
+        """Compile the product for `target` and open GPU `number`. A copy copies `copied_bytes` bytes. `side` is the number of rows, of
+        columns and of elements along k of the product."""
         operands = f"x: bf16[n, {side}], w: bf16[{side}, {side}]"
         text = f'func main({operands}) -> object where n in 0..{side} {{ dataflow {{ y = linear(x, w, out_dtype="f32") }} return y }}'
         self._session = Session(compile_module(parse(text), Options(target)), device_number=number)
@@ -241,9 +241,10 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def turns(runs: Sequence[Callable[[], object]], seconds: float, most: int) -> Iterator[tuple[float, ...]]:
-    """In each turn, time one call of each of `runs`, and yield the times in the order of `runs`. There are at most `most` turns, and no
-    further ones after `seconds` have passed and three turns are done. Do not count the first run of each, which touches memory that is not
-    mapped yet. Every second turn is in reverse order, because a step takes about one percent less time if it comes first in its turn."""
+    """In each turn, time one call of each of `runs`, and yield the times in the order of `runs`. There are at most `most` turns. After
+    three turns, end once `seconds` have passed. Call each once before the first turn without timing it, because the first call touches
+    memory that is not mapped yet. Every second turn calls `runs` in reverse order, because a step takes about one percent less time if it
+    comes first in its turn."""
     for run in runs:
         run()
     end = time.perf_counter() + seconds

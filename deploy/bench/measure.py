@@ -29,7 +29,7 @@ class Figure:
 
 
 def report(figures: list[Figure], *, as_json: bool) -> None:
-    """Print the figures as a table, or as JSON. The table has values in green that reach their goal, and in red those that do not."""
+    """Print the figures as a table, or as JSON. In the table, values that reach their goal are green, and values that do not are red."""
     if as_json:
         print(json.dumps([{**asdict(f), "reached": f.reached} for f in figures], indent=1))
         return

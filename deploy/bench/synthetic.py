@@ -1,5 +1,5 @@
 """Models with random weights, generated on demand to measure speed. Dense models resemble Llama, mixtures of experts resemble Qwen3-MoE,
-gpt-oss or DeepSeek V2 Lite, and hybrids resemble Qwen3.5 or Granite 4, but with attention in every eighth layer."""
+gpt-oss or DeepSeek V2 Lite, and hybrids resemble Qwen3.5 or Granite 4, but have attention in every eighth layer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int |
 
 
 def _like_gpt_oss(config: ModelConfig) -> ModelConfig:
-    """Return the configuration with what distinguishes gpt-oss: windows in every second layer, sinks, and biases of attention."""
+    """Return the configuration with the properties that distinguish gpt-oss: windows in every second layer, sinks, and biases of
+    attention."""
     windows = tuple(None if layer % 2 else WINDOW for layer in range(config.num_layers))
     return replace(config, family="gpt_oss", windows=windows, sinks=True, qkv_bias=True, output_bias=True)
 
@@ -111,7 +112,7 @@ def llama_config(hidden: int, layers: int, heads: int, kv_heads: int, size: int,
 
 
 def shapes_of(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the checkpoint's tensors by name. Each projection of all experts of a layer is one tensor."""
+    """Return the shapes of the checkpoint's tensors by name. One tensor has the weights of a projection for all experts of a layer."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (c.vocab_size, c.hidden_size),
         "model.norm.weight": (c.hidden_size,),
@@ -225,7 +226,7 @@ def _biases(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _names(c: ModelConfig) -> ExpertNames:
-    """Return the names of the tensors of a mixture's experts, as its family has them."""
+    """Return the names that the checkpoints of a mixture's family have for the tensors of experts."""
     names = decoder_family(c.family).experts
     assert names is not None, c.family
     return names
@@ -238,8 +239,8 @@ def dtypes_of(config: ModelConfig) -> dict[str, DType]:
 
 @dataclass(frozen=True, slots=True)
 class RandomWeights:
-    """A weight source that generates arrays in bfloat16 on demand; the same name and shape always give the same values. Vectors are
-    ones."""
+    """A weight source that generates arrays in bfloat16 on demand; the same name and shape always give the same values. All elements of
+    vectors are 1."""
 
     shapes: Mapping[str, tuple[int, ...]]
 
@@ -260,7 +261,7 @@ class RandomWeights:
         return np.resize(block.astype(DType.BF16.numpy), shape)
 
     def release(self, name: str) -> None:
-        """Do nothing, since arrays are not stored."""
+        """Do nothing, since this source stores no arrays."""
 
     def digest(self) -> str:
         """Return a digest of the names and shapes, which decide all values."""
@@ -304,7 +305,7 @@ class Fp8Weights(Derived):
         self.source.release(name.removesuffix(FP8_SCALE))
 
     def _scales(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the scales with which the largest weight of each block becomes the largest number."""
+        """Return the scales with which the largest weight of each block becomes the largest number of the format."""
         sizes, starts = np.abs(values.astype(np.float32)), [np.arange(0, length, self.block) for length in values.shape]
         largest = np.maximum.reduceat(np.maximum.reduceat(sizes, starts[0], 0), starts[1], 1)
         return (np.maximum(largest, 1e-12) / DType.E4M3.ends[1]).astype(np.float32)
@@ -323,8 +324,9 @@ def fp8_weights(source: WeightSource, block: int = 128) -> HeldWeights:
 
 
 def fp8_model(config: ModelConfig) -> WeightSource:
-    """Return random weights of a model as a load reads them from an fp8 checkpoint. Like such files, their source has a tensor for each
-    expert, and the experts of a layer are joined. Raise SettingsError for gpt-oss, whose files have all experts in one tensor."""
+    """Return random weights of a model as a load reads them from an fp8 checkpoint. As in such a checkpoint, each expert has tensors of its
+    own, which the returned source joins to one tensor per projection and layer. Raise SettingsError for gpt-oss, whose files have all
+    experts in one tensor."""
     if config.family == "gpt_oss":
         raise SettingsError(f"synthetic models of the family {config.family} have no fp8 weights; choose another --quantize")
     shapes: dict[str, tuple[int, ...]] = {}

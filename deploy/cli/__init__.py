@@ -15,7 +15,8 @@ def main() -> None:
 
 def imported() -> Callable[[], None]:
     """Import the commands, and return the function that runs the one that the arguments name. For `serve`, import no other command, start
-    the first worker before the imports, and use the code of dataclasses that earlier starts kept, so that the server is ready sooner."""
+    the first worker before the imports, and use the code of dataclasses that an earlier start has stored, so that the server is ready
+    sooner."""
     if sys.argv[1:2] == ["serve"] and not {*HELP} & {*sys.argv}:
         _start_worker()
         from runtime.generated_code import recall

@@ -1,4 +1,4 @@
-"""`python -m deploy.cli`: run a command of `relaxserve`. Processes start servers with this module: `relaxserve run`, and a fleet."""
+"""`python -m deploy.cli`: run a command of `relaxserve`. `relaxserve run` and fleets start servers with this module."""
 
 from deploy.cli import main
 

@@ -24,7 +24,7 @@ Key = Annotated[str | None, typer.Option(help="API key; the variable hides it fr
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-# A request can name neither files nor hosts of the server.
+# Without `calibrate` and `stages`, because a request may name neither files nor other hosts for the server.
 @takes(*(field for field in OPTIONS if field not in ("calibrate", "stages")))
 def load(
     source: Annotated[str, typer.Argument(help="Folder below the server's model root, or a hub id where the server allows them.")],
@@ -133,8 +133,8 @@ def ps(as_json: AsJson = False, url: Url = DEFAULT_URL, key: Key = None) -> None
 
 
 def _row(model: dict[str, Any]) -> list[str]:
-    """Return the cells of a model in the table of `ps`. A cell is empty if the server does not say its value, as to clients without an
-    admin key."""
+    """Return the cells of a model in the table of `ps`. A cell is empty if the server does not return its value; clients without an admin
+    key do not get all values."""
     parts, pages = model.get("bytes", {}), model.get("pages", {})
     return [
         ", ".join([model["id"], *model["aliases"]]),

@@ -69,7 +69,7 @@ def chat(
 
 
 def check_approval(mcp: list[str] | None, *, yes: bool) -> None:
-    """Raise BadParameter if calls are approved, and no MCP server is named that could have any."""
+    """Raise BadParameter if --yes approves calls of tools, but no MCP server is named."""
     if yes and not mcp:
         raise typer.BadParameter("--yes is set, and --mcp is not: leave --yes out, or name MCP servers")
 
@@ -86,7 +86,7 @@ class Talk:
 
     conversation: Conversation
     options: Mapping[str, Any]
-    tool_turns: ToolTurns | None = None  # turns of the tools of attached MCP servers
+    tool_turns: ToolTurns | None = None  # lets the model call tools of MCP servers; None: no server is attached
 
 
 def _talk(talk: Talk, question: str | None) -> None:
@@ -130,8 +130,8 @@ def _obey(line: str, conversation: Conversation) -> None:
 
 
 def _answer_or_tell(line: str, talk: Talk) -> None:
-    """Answer a message. Print a fault of the server. After a fault, or an interrupt that ends neither an answer nor a call, the
-    conversation is as before."""
+    """Answer a message. Print a fault of the server. After a fault, or an interrupt outside of an answer and of a call, the conversation is
+    as before the message."""
     num_turns = len(talk.conversation.turns)
     try:
         _answer(line, talk, {})

@@ -57,7 +57,7 @@ def _help(_: Conversation, __: str) -> str:
 
 
 def _model(conversation: Conversation, name: str) -> str:
-    """Let another model answer, or list the models that can chat if there is no name. Raise CommandError if no model of this name can
+    """Let another model answer, or list the models that can chat if `name` is empty. Raise CommandError if no model of this name can
     chat."""
     listed = conversation.client.get("/v1/models")["data"]
     chatting = [model for model in listed if model.get("chats", model.get("generates", True))]
@@ -87,13 +87,13 @@ def _save(conversation: Conversation, name: str) -> str:
         raise CommandError("/save needs the name of a file")
     path = at_home(name)
     body = {"model": conversation.model, "messages": conversation.messages}
-    content = json.dumps(body, ensure_ascii=False, indent=2).encode(errors="backslashreplace")  # writes a lone surrogate as JSON does
+    content = json.dumps(body, ensure_ascii=False, indent=2).encode(errors="backslashreplace")  # a lone surrogate is written as an escape
     try:
         file = path.open("xb")
         try:
             with file:
                 file.write(content)
-        except BaseException:  # also of closing: NFS and FUSE report only then that the disk is full
+        except BaseException:  # also for an error of closing, because NFS and FUSE may report only then that the disk is full
             path.unlink(missing_ok=True)
             raise
     except FileExistsError:

@@ -8,7 +8,7 @@ from deploy.cli.output import answers
 from runtime.extras import installing
 from server.settings import SettingsError
 
-# Dynamo's own parser reads all arguments, --help included.
+# `parse` in deploy/dynamo/options.py reads all arguments, --help included.
 CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 

@@ -43,7 +43,7 @@ def generate(
         servable = require_generator(load, report)
         generator = loaded(servable)
     load_s = time.perf_counter() - began_s
-    asked = Prompt(prompt, raw, max_tokens, temperature, seed % 2**64)  # as the server reads seeds
+    asked = Prompt(prompt, raw, max_tokens, temperature, seed % 2**64)  # a negative seed counts as seed + 2**64, as in the server
     answer = generate_text(servable.tokenizer, generator, asked, (lambda _: None) if as_json else _write)
     if as_json:
         answers.print_json(json.dumps({"text": answer.text, **_figures(answer), "load_s": round(load_s, 3)}))

@@ -65,7 +65,8 @@ def inspect(
 
     load = load_of(model, **form)
     with stages(load.name) as report:
-        # With --quality, the text to calibrate on counts for other formats. These are made from `opened`, not from quantised weights.
+        # With --quality, --calibrate may be meant for the compared formats only, so drop it here if the format of `load` needs no
+        # calibration. The compared formats are made from `opened`, whose weights are not quantised yet.
         opened = advance(begin(in_format(load, load.quantize) if quality else load, report), Opened)
         found = inspection_of(compiled(opened))
         advice = [] if found.fits else list(remedies(opened, found))
@@ -86,7 +87,8 @@ def inspect(
 
 
 def _forms(forms: list[ServedForm], best: ServedForm | None, qualities: Mapping[str, Quality | LoadError]) -> Table:
-    """Return the table of formats. `best` is the recommended one. `qualities` has what was measured; {}: nothing was."""
+    """Return the table of formats. `best` is the recommended one. `qualities` has the measured qualities, or {} if none was to be
+    measured."""
     table = Table(box=None, header_style="bold", caption=_caption(qualities), caption_justify="left")
     titles = "--quantize", "weights", "longest context that fits", "of all sequences", "rounding error of weights"
     for title in (*titles, *(("tokens/s of one client", "KL", "top-1", "perplexity") if qualities else ())):
@@ -103,7 +105,7 @@ def _forms(forms: list[ServedForm], best: ServedForm | None, qualities: Mapping[
 
 
 def _caption(qualities: Mapping[str, Quality | LoadError]) -> str | None:
-    """Say what the speeds are, which are measured in the same way for all forms. Return None if none was measured."""
+    """Return a caption that says how the speeds were measured, which is the same for all forms, or None if no speed was measured."""
     speed = next((one.speed for one in qualities.values() if not isinstance(one, LoadError)), None)
     if speed is None:
         return None
@@ -171,7 +173,7 @@ def _group(group: PlannedGroup) -> str:
 
 
 def _table(found: Inspection, advice: list[str]) -> Table:
-    """Return the table of facts about the model. `advice` says with which settings it would fit."""
+    """Return the table of facts about the model. `advice` says with which settings the model would fit."""
     plan = found.plan
     counts = sorted(found.dtypes.items(), key=lambda item: -item[1])
     dtypes = ", ".join(f"{count / 1e6:,.1f} M {dtype}" if count >= 1e5 else f"{count:,} {dtype}" for dtype, count in counts)
@@ -196,7 +198,7 @@ def _table(found: Inspection, advice: list[str]) -> Table:
     if plan.graphs_bytes:
         table.add_row("graphs", in_units(plan.graphs_bytes))
     size = in_units(plan.kv_cache_bytes)
-    filled = f"up to {size}, as it fills" if found.devices == ("cpu",) else size  # a GPU allocates it at load
+    filled = f"up to {size}, as it fills" if found.devices == ("cpu",) else size  # a GPU allocates the whole cache at load
     table.add_row("kv cache", filled if plan.groups else "none")
     for group in plan.groups:
         table.add_row("", _group(group))

@@ -68,8 +68,8 @@ def served_by(client: Client, name: str, key: str | None) -> Served:
 
 
 def written(settings: Settings) -> Path | None:
-    """Write the settings file, which may contain the key, so that only its owner can read it. Return the path that the agent's arguments
-    name, or None if the agent needs no file. Raise SettingsError if the file cannot be written."""
+    """Write the settings file so that only its owner can read it, because it may contain the key. Return the path that the agent's
+    arguments name, or None if the agent needs no file. Raise SettingsError if the file cannot be written."""
     if not settings.file:
         return None
     home = os.environ.get("XDG_CONFIG_HOME")
@@ -77,7 +77,7 @@ def written(settings: Settings) -> Path | None:
     path = folder / settings.file_name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(path)  # what a killed command left has the key, too
+        remove_abandoned(path)  # a file that a killed command has left may contain the key, too
         with replacing(path, synced=False) as file:
             file.write(f"{settings.file}\n".encode())
     except OSError as error:
@@ -86,8 +86,8 @@ def written(settings: Settings) -> Path | None:
 
 
 def script(settings: Settings, words: list[str], key: str | None) -> str:
-    """Return the agent's variables and its command, `words`, as lines for a shell. They name the variable RELAXSERVE_KEY instead of the
-    key, and do not set this variable to it."""
+    """Return the agent's variables and its command, `words`, as lines for a shell. The lines refer to the variable RELAXSERVE_KEY instead
+    of containing the key, and do not set this variable to the key."""
     named = {name: f'"${KEY_VARIABLE}"' if value == key else shlex.quote(value) for name, value in settings.environment.items()}
     lines = [f"export {name}={value}" for name, value in named.items() if (name, settings.environment[name]) != (KEY_VARIABLE, key)]
     return "\n".join([*lines, shlex.join(words)])

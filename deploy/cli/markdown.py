@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 
 BETWEEN_DRAWS_S = 0.08  # least time between two drawings of the last block, unless a line ends
-LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+$")  # a line as Markdown knows it; Python's splitlines also cuts at other characters
+LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+$")  # a line as Markdown defines it; Python's splitlines also splits at other characters
 
 
 class MarkdownWriter:

@@ -1,4 +1,4 @@
-"""`relaxserve pull`, `ls`, `rm` and `run`: models downloaded to this machine."""
+"""`relaxserve pull`, `ls`, `rm` and `run`: download, list, remove and run models on this machine."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _label(source: str, place: str) -> None:
 
 def _fetch(source: str, token: str | None) -> None:
     """Download a model in a process of its own: an interrupt ends it at once, while the library of the hub would first finish the files
-    that it has begun. The next download continues. Raise LoadError if the download fails."""
+    that it has begun. The next download of this model continues where this one has ended. Raise LoadError if the download fails."""
     from deploy.library import Downloads
 
     async def fetched() -> None:
@@ -185,7 +185,7 @@ def run(
     from deploy.cli.chat import chat, check_approval
     from deploy.model_loading.locate import is_here
 
-    check_approval(mcp, yes=yes)  # before a download and a load
+    check_approval(mcp, yes=yes)  # check this before the download and the load
     if not is_here(source := model_spec(model).source):
         _fetch(source, hub_token(os.environ))
     options = [part for field, value in form.items() for part in (name_of(field), str(value))]
@@ -212,8 +212,8 @@ def _serving(model: str, options: list[str]) -> Generator[str]:
 
 
 def _address(server: subprocess.Popen[str], model: str) -> str:
-    """Return the server's address once the model is loaded. Until then, show that it loads, and what the server warns of. Raise ServerFault
-    if the server ends before."""
+    """Return the server's address once the model is loaded. Until then, show that the model loads, and print the server's warnings. Raise
+    ServerFault if the server ends before the model is loaded."""
     assert server.stderr is not None
     with stages(model) as show:
         show("load", 0.0)
@@ -227,7 +227,7 @@ def _address(server: subprocess.Popen[str], model: str) -> str:
 
 
 def _read_on(pipe: IO[str]) -> None:
-    """Read what comes until the pipe ends, because a full pipe would block the server. Drop it."""
+    """Read and discard the server's output until the pipe ends, because a full pipe would block the server."""
     with pipe:
         for _ in pipe:
             pass

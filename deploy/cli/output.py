@@ -12,7 +12,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-# Brackets are no markup, because commands print names of files and texts of others.
+# Brackets are not read as markup, because commands print file names and texts from outside, which may contain brackets.
 answers = Console(width=None if sys.stdout.isatty() else 160, markup=False)  # a pipe has no width, so choose one
 errors = Console(stderr=True, markup=False)
 
@@ -23,7 +23,7 @@ class Bars:
     """Shows a progress bar per model with its stage and the fraction done. Without a terminal, it prints one line per stage."""
 
     def __init__(self) -> None:
-        # only here: a server without a terminal shows no bars
+        # imported only here, because a server without a terminal shows no bars
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         self._progress = Progress(

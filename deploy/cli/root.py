@@ -47,7 +47,7 @@ def root(
 
 
 def run(command: Callable[[], None]) -> None:
-    """Run a command. An expected error prints one line and determines the exit status. Any other error is a bug and raised again."""
+    """Run a command. An expected error prints one line and determines the exit status. Any other error is a bug, and is raised again."""
     try:
         command()
     except (Exception, KeyboardInterrupt) as error:

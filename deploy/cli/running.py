@@ -61,7 +61,8 @@ def show(model: Name, url: Url = DEFAULT_URL, key: Key = None) -> None:
 
 
 def call_of(entry: Mapping[str, Any], url: str, *, has_key: bool) -> str:
-    """Return a curl command that asks a model, with a line break that a shell accepts; "" if the model answers none of these paths."""
+    """Return a curl command that asks a model, with a line break that a shell accepts; "" if the model serves none of the three APIs
+    below."""
     if entry.get("chats"):
         path, body = "chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}
     elif entry.get("generates"):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST = "smollm2"  # the model that new users are told to download, and that is served if no model is named
+FIRST = "smollm2"  # the model that new users are told to download; once downloaded, it is served if no model is named
 
 HELP = """Serve models; without any, smollm2 if `relaxserve pull smollm2` has downloaded it, and the built-in demo model.
 
@@ -94,7 +94,7 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
 
 
 def default_models() -> list[ModelSpec]:
-    """Return the models that are served if none is named: the demo model, and the smallest real model if it was downloaded."""
+    """Return the models that are served if none is named: the demo model, and before it FIRST if this model was downloaded."""
     from deploy.model_loading.origins import here
 
     return [model_spec(name) for name in (FIRST, demo.NAME) if name == demo.NAME or here(name) is not None]
@@ -128,7 +128,7 @@ async def greet(registry: Registry, url: str) -> bool:
     if shows_bars(registry.settings):
         with Bars() as bars:
             await asyncio.gather(*(_follow(operation, bars) for operation in operations))
-        logging.getLogger(LOADS).setLevel(logging.NOTSET)  # later loads are not watched here
+        logging.getLogger(LOADS).setLevel(logging.NOTSET)  # no bar shows later loads, so log them
     else:
         await asyncio.gather(*(operation.wait() for operation in operations))  # the log reports when each load begins and ends
     if operations and not registry.models():
@@ -137,7 +137,7 @@ async def greet(registry: Registry, url: str) -> bool:
         log.info("relaxserve at %s", url, extra={"fields": {"url": url}})
         return True
     await registry.measuring.measure()
-    with suppress(OSError):  # nobody reads standard error, or its disk is full; a broken pipe would make `errors` end the process
+    with suppress(OSError):  # standard error is closed, or its disk is full; `errors` would end the process at a broken pipe
         print(greeting(registry, url), file=sys.stderr, flush=True)
     return True
 

@@ -22,13 +22,13 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class LoadOption:
-    """An option that sets a field of a load. A command gets None if the option is not given; the field then keeps its default."""
+    """An option that sets a field of a load. Typer passes None if the user does not give the option; the field then keeps its default."""
 
     kind: Any  # type of the option's value
     meaning: str  # help text of the option
     metavar: str = "TEXT"  # what the help shows as the option's value; "" for a flag
     names: tuple[str, ...] = ()  # empty: the name of the field
-    parser: Callable[[str], Any] | None = None  # returns the value of a text; None: typer does, by the type
+    parser: Callable[[str], Any] | None = None  # returns the value of the option's text; None: typer parses it by `kind`
 
     def annotation(self, panel: str | None) -> Any:
         """Return the annotation of a parameter for typer. `panel`: title of the part of the help that shows the option."""
@@ -50,7 +50,7 @@ def _within(least: int, most: int) -> Callable[[str], int]:
 
 
 def _bytes_or_share(text: str) -> int | float:
-    """Parse a size or a share for typer. Raise BadParameter if it is neither."""
+    """Parse a size or a share for typer. Raise BadParameter if the text is neither."""
     try:
         return num_bytes_or_share(text)
     except ValueError:

@@ -1,5 +1,5 @@
 """Let a model and the tools of MCP servers take turns in the terminal. Each call is shown, and made only if the user approves it, or has
-approved all calls, or all of this tool, before."""
+approved all calls or all calls of this tool before."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from deploy.cli.output import answers, errors
 from deploy.toolbox import Offer, Toolbox
 from server.mcp.tools import ToolResult
 
-MAX_TURNS = 32  # turns in one answer in which the model calls tools
+MAX_TURNS = 32  # largest number of turns with calls before the answer to one message
 SHOWN_CHARS = 2000  # characters of a call or of its result that the terminal shows at most
 REFUSED = ToolResult("The user did not approve this call.", is_error=True)
 CANCELLED = ToolResult("The user cancelled this call.", is_error=True)
 
 
-Answer = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str]  # gets the tools, adds the calls to the second list, returns the text
+# Gets the offered tools and an empty list, adds the calls that the model makes to this list, and returns the text of the answer.
+Answer = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str]
 
 
 class Approval:
@@ -31,8 +32,8 @@ class Approval:
         self._always: set[tuple[str, str]] = set()
 
     def approves(self, offer: Offer) -> bool:
-        """Return whether a call of a tool may be made. Ask the user unless all calls, or all of this tool, are approved. Without a terminal
-        to ask on, return False and say so."""
+        """Return whether a call of a tool may be made. Ask the user unless all calls, or all calls of this tool, are approved. Without a
+        terminal to ask on, return False and say so."""
         key = (offer.session.name, offer.tool.name)
         if self._approves_all or key in self._always:
             return True
@@ -55,9 +56,9 @@ class ToolTurns:
         self._approval = approval
 
     def take(self, turns: list[dict[str, Any]], answer: Answer) -> None:
-        """Let the model answer the messages in `turns`, and add its answers, their calls and the results of these to `turns`, until it
-        calls nothing more. After MAX_TURNS answers with calls, stop and say so. A call that is refused, cancelled or of an unknown tool has
-        a text that says so as its result."""
+        """Let the model answer the messages in `turns`, and add its answers, their calls and the results of the calls to `turns`, until the
+        model answers without a call. After MAX_TURNS answers with calls, stop and say so. A call that is refused, cancelled or of an
+        unknown tool has a text that says so as its result."""
         tools = self._toolbox.offered()
         for _ in range(MAX_TURNS):
             calls: list[dict[str, Any]] = []
@@ -89,7 +90,7 @@ class ToolTurns:
 
 @contextmanager
 def attached(texts: Sequence[str], *, approves_all: bool) -> Generator[ToolTurns]:
-    """Yield the turns with the tools of the MCP servers that `texts` name."""
+    """Yield the `ToolTurns` that offers the tools of the MCP servers that `texts` name. Close the sessions at the end."""
     with Toolbox(sessions(texts), lambda fault: _show(_printable(fault), "red")) as toolbox:
         yield ToolTurns(toolbox, Approval(approves_all=approves_all))
 

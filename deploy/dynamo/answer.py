@@ -9,7 +9,7 @@ import msgspec
 
 DATA = b"data: "
 DONE = b"[DONE]"
-ENDS = {"stop": "stop", "length": "length", "abort": "cancelled"}  # Dynamo's words for the reasons why an answer ends
+ENDS = {"stop": "stop", "length": "length", "abort": "cancelled"}  # the server's word for why an answer ended -> Dynamo's word
 NAME = "token_id:"  # precedes the number of a token in log-probabilities
 
 
@@ -18,8 +18,8 @@ class BrokenOff(Exception):
 
 
 def chunk_of(event: bytes) -> dict[str, Any] | None:
-    """Return the chunk of an event, or None if it brings no tokens: a comment, the last usage, the end of the stream. The last chunk also
-    has the usage and the reason why the answer ended. Raise BrokenOff if the event reports an error."""
+    """Return the chunk of an event, or None for an event without tokens: a comment, the event with the final usage, or the end of the
+    stream. The last chunk also has the usage and the reason why the answer ended. Raise BrokenOff if the event reports an error."""
     if not event.startswith(DATA) or event[len(DATA) :].startswith(DONE):
         return None
     found = msgspec.json.decode(event[len(DATA) :])

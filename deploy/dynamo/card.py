@@ -1,6 +1,6 @@
 """Write the files from which Dynamo's frontend makes prompts of a model: its tokenizer, chat template and configuration.
 
-The server reads the same files, or makes the same from a GGUF file, so the frontend and the server have the same tokens. The files lie in
+The server reads the same files, or makes the same from a GGUF file, so the frontend and the server have the same tokens. The files are in
 the cache, in a folder that is named by their digest: Dynamo sends requests of a model only to workers whose files have the same paths.
 """
 
@@ -21,7 +21,7 @@ from server.settings import SettingsError
 from server.text.tokenizer_files import TokenizerFiles
 
 CONFIG = "config.json"
-TEMPLATE, HOLDERS = "chat_template.jinja", ("tokenizer_config.json", "chat_template.json")  # a template, and files that may have one
+TEMPLATE, HOLDERS = "chat_template.jinja", ("tokenizer_config.json", "chat_template.json")  # a template; files that may contain one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def write_card(source: str) -> Card:
     if they cannot be read, and SettingsError if the cache is disabled."""
     files = load_files(source)
     contents = {name: content for name, content in files.contents.items() if "/" not in name}
-    # Dynamo requires these fields, which the configuration of a GGUF file lacks, and reads which tokens end an answer.
+    # Dynamo requires the first two fields, which the configuration of a GGUF file lacks, and reads in the third which tokens end an answer.
     needed = {"model_type": "relaxserve", "architectures": ["relaxserve"], "eos_token_id": [*files.eos_ids()]}
     config = {**needed, **files.object(CONFIG)}
     return Card(_written({**contents, CONFIG: json.dumps(config).encode()}), _has_template(files))

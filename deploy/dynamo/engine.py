@@ -1,9 +1,9 @@
 """Let Dynamo's worker use a server as its engine. The worker registers the model, passes requests to the engine and its answers to Dynamo's
-frontend, and ends the engine when it drains.
+frontend, and ends the engine when the worker drains.
 
 Dynamo sends token ids, and cuts stop texts and calls of tools from the answer by itself. If a worker is lost, Dynamo's frontend sends the
 request to another one, with the tokens generated so far appended to the prompt. The token at a position depends only on the seed and the
-tokens before it, so the answer is the same as without the loss.
+tokens before it, so the answer is the same as if no worker had been lost.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ log = logging.getLogger(__name__)
 
 PATH = "/inference/v1/generate"
 RANK = 0  # number of the only rank: a server has one worker per model, which Dynamo counts as a rank
-WATCH_S = 1.0  # interval at which Dynamo hears of the load
-LIST_EVERY = 10  # every tenth look at the server asks whether it still has the model; not each, because the server logs such a request
-DRAIN_POLL_S = 0.1  # interval at which a worker that ends looks whether requests are left
-MOST_FAILED = 3  # consecutive looks at a server that is silent or lacks the model, after which the server counts as lost
+WATCH_S = 1.0  # interval at which the worker checks the server and tells Dynamo its load
+LIST_EVERY = 10  # every tenth check also asks whether the server still has the model; not each, because the server logs that request
+DRAIN_POLL_S = 0.1  # interval at which a worker that ends checks whether requests are still running
+MOST_FAILED = 3  # consecutive checks that find the server silent or without the model, after which it counts as lost
 BREAK_OFF_S = 5.0  # longest time for telling Dynamo that requests are broken off
 STOP_S = 60.0  # longest wait for the end of a server that has no requests; then it is killed
 
@@ -65,7 +65,7 @@ class Engine(LLMEngine):
         self._client: aiohttp.ClientSession | None = None
         self._publisher: Any = None  # Dynamo's publisher of load
         self._watching: asyncio.Task[None] | None = None
-        # The keys are contexts and not ids, because a request that is sent again keeps its id.
+        # The keys are contexts, not ids, because a request that Dynamo sends again has the same id as before.
         self._running: dict[Context, asyncio.Task[aiohttp.ClientResponse]] = {}
         self._must_end = False  # a signal has arrived
         self.has_given_up = False  # the signal arrived before the server was ready
@@ -76,8 +76,8 @@ class Engine(LLMEngine):
         raise NotImplementedError("`run` makes the engine, with options that it has parsed")
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Wait until the server is ready, describe its model to Dynamo, and begin to watch the server. Raise GivenUp if `end` was called
-        before, and another error, whose reason is in `failure`, if the server cannot be used."""
+        """Wait until the server is ready, describe its model to Dynamo, and begin to watch the server. Raise GivenUp if `end` is called
+        before the server is ready. If the server cannot be used, raise another error, and set `failure` to the reason."""
         del worker_id
         try:
             await until_ready(self._server, lambda: self._must_end)
@@ -103,13 +103,13 @@ class Engine(LLMEngine):
         )
 
     def end(self, *_: object) -> None:
-        """End the wait for the server. Dynamo obeys a signal only when the engine has started."""
+        """End the wait for the server. Dynamo itself obeys a signal only once the engine has started."""
         self._must_end = True
 
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
-        """Pass a request to the server, and yield the chunks of its answer. If that fails, raise an error of Dynamo. Its class tells Dynamo
-        whether another worker may serve the request. If the client has stopped the request, the last chunk says that it is cancelled. When
-        this generator ends, the connection to the server is closed."""
+        """Pass a request to the server, and yield the chunks of its answer. If the request fails, raise an error of Dynamo; the class of
+        the error tells Dynamo whether another worker may serve the request. If the client has stopped the request, the last chunk says that
+        the request is cancelled. When this generator ends, the connection to the server is closed."""
         assert self._client is not None, "start comes first"
         if self.failure is not None:
             raise CannotConnect(str(self.failure))
@@ -144,14 +144,14 @@ class Engine(LLMEngine):
             _close(opening)
 
     async def abort(self, context: Context) -> None:
-        """Break off the requests that have this id and are stopped. Dynamo also aborts an attempt that has failed, maybe after it has sent
-        the request again under the same id; the new attempt is not stopped, and goes on."""
+        """Break off the requests that have the id of `context` and that Dynamo has stopped. Dynamo also aborts an attempt that has failed,
+        maybe after it has sent the request again under the same id; Dynamo has not stopped the new attempt, so that one goes on."""
         for running, opening in self._running.items():
             if running.id() == context.id() and running.is_stopped():
                 _close(opening)
 
     async def kv_event_sources(self) -> list[KvEventSource]:
-        """Return where Dynamo hears of changes of the prefix cache; []: the server does not publish them."""
+        """Return the source from which Dynamo gets the changes of the prefix cache, or [] if the server publishes none."""
         events = self._server.events
         return [] if events is None else [ZmqSource(events, dp_rank=RANK)]
 
@@ -166,7 +166,7 @@ class Engine(LLMEngine):
 
     async def cleanup(self) -> None:
         """Wait until the running requests have ended, and stop the server. If the server is lost, break off the requests instead. Dynamo
-        calls this when the worker has left the registry for as long as its grace period."""
+        calls this after the worker has left the registry and Dynamo's grace period has passed."""
         while self._running and self.failure is None:
             await asyncio.sleep(DRAIN_POLL_S)
         with suppress(TimeoutError):
@@ -186,11 +186,12 @@ class Engine(LLMEngine):
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _entry(self) -> Entry:
-        """Return how the server describes the model. Raise SettingsError if the worker cannot serve it, and OSError as `ask` does."""
+        """Return the server's description of the model. Raise SettingsError if the worker cannot serve it, and OSError as `ask` does."""
         return entry_in(await asyncio.to_thread(self._server.ask, "/v1/models"), self._name, self._server.url)
 
     async def _read_figures(self) -> Figures:
-        """Return the figures of the model's cache. Raise SettingsError if they cannot be read from the page, and OSError as `ask` does."""
+        """Return the figures of the model's cache. Raise SettingsError if they cannot be read from the answer, and OSError as `ask`
+        does."""
         page = await asyncio.to_thread(self._server.ask, "/metrics")
         try:
             return figures_in(page.decode(), self._name)
@@ -201,7 +202,7 @@ class Engine(LLMEngine):
         """Wait until the server is lost, or cannot be watched. Then record the reason and end the worker, which leaves the registry."""
         try:
             why = await self._until_lost()
-        except Exception as error:  # otherwise nothing would watch the server
+        except Exception as error:  # end the worker whatever has failed, because nothing watches the server any more
             log.exception("the server at %s is not watched any more", self._server.url)
             why = f"the server at {self._server.url} cannot be watched: {error!r}"
         self.failure = ServerFault(why)
@@ -230,7 +231,7 @@ class Engine(LLMEngine):
 
 
 def _fault_of(error: ServerEnded | OSError | SettingsError, url: str) -> SettingsError | ServerFault:
-    """Return the error with which a worker ends that cannot start. `error` is what `Engine.start` caught."""
+    """Return the error with which a worker that cannot start ends. `error` is what `Engine.start` caught."""
     match error:
         case SettingsError():
             return error
@@ -244,11 +245,11 @@ def _fault_of(error: ServerEnded | OSError | SettingsError, url: str) -> Setting
 
 async def _chunks(answer: aiohttp.ClientResponse) -> AsyncGenerator[GenerateChunk, None]:
     """Yield the chunks of an answer of the server. Raise an error of Dynamo if the server has refused the request, BrokenOff if the stream
-    reports an error, and an error of aiohttp if it ends too soon."""
+    reports an error, and an error of aiohttp if the stream ends before its last event."""
     if answer.status != 200:
         why = message_of(_json(await answer.read())) or f"the server answers with status {answer.status}"
         match answer.status:
-            case 401 | 403 | 404 | 429 | 503:  # the server has lost the key or the model, or is busy: another one may serve the request
+            case 401 | 403 | 404 | 429 | 503:  # the server lacks the key or the model, or is busy: another worker may serve the request
                 raise CannotConnect(why)  # Dynamo 1.6 sends the request to another worker only after this error
             case status if 400 <= status < 500:
                 raise InvalidArgument(why)
@@ -281,8 +282,8 @@ def _close(opening: asyncio.Task[aiohttp.ClientResponse]) -> None:
 
 def run(argv: list[str]) -> None:
     """Serve a model until SIGTERM or SIGINT, or until its server is lost. A model without a chat template serves only completions, unless
-    the options name the endpoints. Raise SettingsError or LoadError if it cannot be served, and ServerFault if the server cannot be used or
-    is lost."""
+    the options name the endpoints. Raise SettingsError or LoadError if the model cannot be served, and ServerFault if the server cannot be
+    used or is lost."""
     import uvloop
 
     options = parse(argv)
@@ -310,8 +311,7 @@ def run(argv: list[str]) -> None:
 
 
 def _server_of(options: Options) -> Server:
-    """Return the server that the options describe. A server of the worker's own is started. Raise SettingsError if its settings are
-    wrong."""
+    """Return the server that the options describe. If they name no URL, start the server. Raise SettingsError if its settings are wrong."""
     if options.url is None:
         return OwnServer(options.entry, options.settings)
     return FoundServer(options.url, options.key, options.events)

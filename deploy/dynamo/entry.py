@@ -12,7 +12,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     id: str
     generates: bool
-    aliases: tuple[str, ...]  # those that have no entry of their own
+    aliases: tuple[str, ...]  # after `entry_in`: those that have no entry of their own in the list
     max_model_len: int | None = None  # None: the model is not loaded
 
 
@@ -35,7 +35,8 @@ def entry_in(answer: bytes, name: str, url: str) -> Entry:
         raise SettingsError(f"the server at {url} has no model {name!r}; it has: {names}. Name one as MODEL=NAME")
     if not entry.generates:
         raise SettingsError(f"the model {name} generates no text; expected one that does")
-    # Dynamo sends requests for aliases under the name of the model, so an alias with an entry of its own would lose its defaults.
+    # Leave out aliases that have an entry, and so defaults, of their own: Dynamo sends a request for an alias under the name of the model,
+    # so the server would not apply these defaults.
     listed_names = {entry.id for entry in listed}
     return msgspec.structs.replace(entry, aliases=tuple(alias for alias in entry.aliases if alias not in listed_names))
 

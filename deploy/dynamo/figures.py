@@ -11,7 +11,7 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')  # name and value of a label
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one model's cache. A block is a page."""
+    """The figures of one model's cache. Dynamo calls pages blocks."""
 
     block_size: int = 0  # tokens of a block; 0: the model is not ready
     num_blocks: int = 0
@@ -31,8 +31,8 @@ class Figures:
 
 
 def figures_in(page: str, model: str) -> Figures:
-    """Read the figures of a model from a page of metrics. Those that the page lacks are 0. Raise ValueError or KeyError if a line of the
-    model has no numbers where they belong."""
+    """Read the figures of a model from `page`, the text of /metrics. Figures that the text lacks are 0. Raise ValueError or KeyError if a
+    line of the model lacks a number."""
     values: dict[str, float] = {}
     block_size = num_blocks = 0
     for name, labels, value in LINE.findall(page):

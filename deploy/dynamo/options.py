@@ -70,7 +70,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 def _require_address(url: str) -> None:
     """Raise SettingsError unless a URL is one of HTTP or HTTPS with a host, without a user, a query or a fragment."""
-    with suppress(ValueError):  # the port is not a number
+    with suppress(ValueError):  # urlsplit or `port` raises it for a URL that is wrong
         parts = urlsplit(url)
         is_plain = url.isascii() and url.isprintable() and " " not in url and not (parts.query or parts.fragment or parts.username)
         if is_plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -79,14 +79,14 @@ def _require_address(url: str) -> None:
 
 
 def _model_of(model: str | None, config: Path | None) -> tuple[str | dict[str, Any], Mapping[str, Any]]:
-    """Return the entry of the only model, which is named in one of two places, and the settings of the configuration file without it. Raise
-    SettingsError if there is another number of models, or if the file is wrong."""
+    """Return the entry of the worker's model, which either `model` or the configuration file names, and the other settings of the file.
+    Raise SettingsError unless exactly one model is named, or if the file is wrong."""
     if config is None:
         if model is None:
             raise SettingsError("MODEL is missing; name a folder, a .gguf file, a hub id or 'demo'")
         return model, {}
-    settings: dict[str, Any] = read_document(config)  # only once, because the file may be a stream
-    _, specs = checked(settings, config)  # says what is wrong with the file
+    settings: dict[str, Any] = read_document(config)  # read only once, because the file may be a stream
+    _, specs = checked(settings, config)  # raises an error that says what is wrong with the file
     entries = [*settings.pop("models", ()), *([] if model is None else [model])]
     if len(entries) != 1:
         names = ", ".join(spec.name for spec in specs) or "none"

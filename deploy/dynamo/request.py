@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-# Fields of `sampling_options`, of `stop_conditions` and of `guided_decoding` that have the same name and meaning on both sides.
+# Fields of `sampling_options`, of `stop_conditions` and of `guided_decoding` that have the same name and meaning for Dynamo and for the
+# server.
 SAMPLING = (
     "temperature",
     "top_p",
@@ -20,7 +21,7 @@ SAMPLING = (
 STOPPING = ("max_tokens", "min_tokens", "ignore_eos")
 GUIDES = ("json", "regex", "choice", "grammar")
 # Fields that must be absent or neutral, with the values that are neutral, by the part of a request that has them ("": the request itself).
-# Dynamo reads an answer until the first choice has ended, so there is only one.
+# Dynamo reads an answer until its first choice has ended, so only one choice is allowed.
 REFUSED: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "": dict.fromkeys(("prompt_embeds", "multi_modal_data", "encoder_result", "prefill_result", "bootstrap_info"), ()),
     "sampling_options": {"n": (1,), "best_of": (1,), "use_beam_search": (False,), "length_penalty": (1.0,)},
@@ -35,8 +36,8 @@ class Refused(ValueError):
 
 
 def body_of(request: Mapping[str, Any], request_id: str, model: str) -> dict[str, Any]:
-    """Return the body for the server. The stop texts stay with the frontend, which has the text of the answer. A request without a seed
-    gets one that depends only on `request_id`. Raise Refused if the request has a field that the server does not offer."""
+    """Return the body for the server. The body has no stop texts: the frontend, which decodes the answer, applies them. A request without a
+    seed gets one that depends only on `request_id`. Raise Refused if the request has a field that the server does not offer."""
     sampling, stopping, output = (_fields(request, name) for name in ("sampling_options", "stop_conditions", "output_options"))
     guide = _fields(sampling, "guided_decoding")
     for where, fields in zip(REFUSED, (request, sampling, stopping, output, guide), strict=True):
@@ -66,14 +67,13 @@ def body_of(request: Mapping[str, Any], request_id: str, model: str) -> dict[str
 
 
 def _seed_of(request_id: str) -> int:
-    """Return the seed of a request that leaves it open. A request that Dynamo continues on another worker keeps its id. With equal seeds,
-    the token at a position of the sequence is the same there."""
+    """Return the seed of a request without a seed. A request that Dynamo continues on another worker keeps its id, so it gets the same seed
+    there, and the same token at each position of the sequence."""
     return int.from_bytes(blake2b(request_id.encode(), digest_size=8, person=b"seed").digest()) >> 1
 
 
 def _ends(stopping: Mapping[str, Any]) -> list[int]:
-    """Return the tokens that end the answer. The hidden ones are those that end any answer of the model, unless the request ignores
-    these."""
+    """Return the tokens that end the answer. The hidden ones end any answer of the model, unless the request sets `ignore_eos`."""
     visible, hidden = (stopping.get(name) or [] for name in ("stop_token_ids", "stop_token_ids_hidden"))
     visible = [*visible, *(stopping.get("stop_token_ids_visible") or [])]
     return sorted({*visible, *([] if stopping.get("ignore_eos") else hidden)})

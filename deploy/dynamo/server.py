@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 READY_POLL_S = 0.1  # interval at which a server is asked whether it is ready
 SAY_S = 30.0  # interval at which the log says why the server is not ready yet
 NOT_YET = (502, 503, 504)  # statuses of a server that is not ready yet, and of a proxy in front of it
-KEYS = ("api_keys", "api_key_file", "admin_keys", "admin_key_file")  # settings of a server that only the worker reaches
+KEYS = ("api_keys", "api_key_file", "admin_keys", "admin_key_file")  # settings that name keys; the worker's own server ignores them
 
 
 class Server(Protocol):
@@ -40,7 +40,7 @@ class Server(Protocol):
         ...
 
     def require(self) -> None:
-        """Raise ServerEnded if the server has ended, as far as this process can see that without asking it."""
+        """Raise ServerEnded if the server has ended, as far as this process can see without asking the server."""
         ...
 
     def require_answer(self) -> None:
@@ -48,7 +48,8 @@ class Server(Protocol):
         ...
 
     def ask(self, path: str) -> bytes:
-        """Return the body of the answer. Raise HTTPError, which is an OSError, if the server answers with an error."""
+        """Send a GET request for `path`, and return the body of the answer. Raise HTTPError, which is an OSError, if the server answers
+        with an error."""
         ...
 
     def stop(self, within_s: float | None = None) -> None:
@@ -60,8 +61,8 @@ class OwnServer(ServerProcess):
     """A server that the worker has started. Only the worker has its key, and the kernel kills it when the worker ends."""
 
     def __init__(self, model: str | dict[str, Any], settings: Mapping[str, Any]) -> None:
-        """Start the server. Its keys are only the worker's: those in `settings` and in the environment of this process, from which they are
-        removed, do not count. Raise SettingsError if the model or a setting is wrong."""
+        """Start the server. The server accepts only a key that the worker makes. Ignore the keys in `settings`, and remove those in the
+        environment of this process. Raise SettingsError if the model or a setting is wrong."""
         self.access_key = secrets.token_hex(16)
         for name in KEYS:
             os.environ.pop(f"{PREFIX}{name.upper()}", None)
@@ -70,16 +71,16 @@ class OwnServer(ServerProcess):
 
 
 class FoundServer:
-    """A server that runs already. It goes on when the worker ends."""
+    """A server that runs already. It runs on when the worker ends."""
 
     def __init__(self, url: str, access_key: str | None, events: str | None) -> None:
-        """`events`: the address of its cache events; None: Dynamo does not hear of them."""
+        """`events`: the address of its cache events; None: Dynamo gets no events."""
         self.url = url.rstrip("/")
         self.access_key = access_key
         self.events = events
 
     def require(self) -> None:
-        """Do nothing: the worker has no process of this server to look at. A server that has ended fails `require_answer`."""
+        """Do nothing: the worker has no process of this server to look at. If the server has ended, `require_answer` raises OSError."""
 
     def require_answer(self) -> None:
         self.ask("/health/live")
@@ -96,9 +97,9 @@ class GivenUp(Exception):
 
 
 async def until_ready(server: Server, must_end: Callable[[], bool] = lambda: False) -> None:
-    """Wait until the server is ready, and log from time to time why it is not. Raise ServerEnded if it ends first, GivenUp once `must_end`
-    returns True, and OSError if waiting does not help: TLS fails, or the server answers with an error that does not mean that it is not
-    ready yet."""
+    """Wait until the server is ready, and log from time to time why it is not. Raise ServerEnded if the server ends first, GivenUp once
+    `must_end` returns True, and OSError if waiting does not help: TLS fails, or the server answers with an error that does not mean that it
+    is not ready yet."""
     log.info("waiting for the server at %s", server.url)
     said_s = time.monotonic()
     while True:

@@ -1,9 +1,9 @@
 """`relaxserve export MODEL --target riscv64-linux`: write a folder from which C programs are built.
 
 libMODEL.a     kernels and the functions of model.h; it needs no other library, not even libc or libm
-libMODEL.so    the same as a shared library, if it is asked for
+libMODEL.so    the same as a shared library, if the option --shared is set
 model.h        the functions that a program calls; all names begin with the prefix, so that several libraries fit into one program
-weights.bin    the weights, which a program passes to rs_open, and their fingerprint, by which it recognises the weights of its model
+weights.bin    the weights, which a program passes to rs_open, and their fingerprint, by which rs_open recognises the weights of its model
 pieces.bin     the bytes of each token's text
 example.c      an example program; its first line states the command that builds it
 """
@@ -33,9 +33,9 @@ from runtime.flat_program import FlatProgram, flat_program
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
-# Further names of targets for C libraries.
+# Further names of targets for C libraries -> the names of these targets in NAMED.
 ALIASES: Final = {"aarch64-linux": "aarch64-neon", "riscv64-linux": "riscv64", "riscv64-v-linux": "riscv64-v", "x86-64-linux": "x86-64-v3"}
-PREFIX: Final = "rs"  # default prefix of C names, which model.h and example.c of this package have
+PREFIX: Final = "rs"  # default prefix of C names; model.h and example.c of this package are written with it
 QUESTION: Final = "What is the capital of France?"  # what the example program asks
 _ARCHITECTURES: Final = ("x86_64", "aarch64", "riscv64")
 
@@ -62,7 +62,7 @@ def c_target(name: str) -> Target:
 
 
 def build_command(library: str) -> str:
-    """Return the command that builds the example. The program then looks for a shared library in its own folder."""
+    """Return the command that builds the example. If the library is a shared one, the program looks for it in the program's own folder."""
     search = "-Wl,-rpath,'$ORIGIN' " if library.endswith(".so") else ""
     return f"cc -pthread example.c {library} {search}-o example"
 
@@ -77,9 +77,9 @@ def export_c(
     prefix: str = PREFIX,
     shared: bool = False,
 ) -> Path:
-    """Compile the model into an archive and, if `shared` is set, into a shared library; write them and their files to `folder`.
-    Return the path of the library that the example uses: the shared one if there is one. Raise LoadError if the model cannot be
-    exported."""
+    """Compile the model into an archive and, if `shared` is set, into a shared library; write the libraries and the other files of the
+    export to `folder`. Return the path of the library that the example uses: the shared one if there is one. Raise LoadError if the model
+    cannot be exported."""
     mode = require_generator(model, name)
     if any(group.keeps_states for group in mode.groups):
         raise LoadError(

@@ -9,7 +9,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Errors of a disk, or of this user's share of it, that is full, and of a file system whose files cannot become so large.
+# The error numbers of writes for which there is no room: the disk is full, the user's quota is used up, or the file is larger than the file
+# system allows.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

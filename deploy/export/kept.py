@@ -1,7 +1,7 @@
 """Exports for browsers that are stored between starts, each under a digest of everything that determines its files.
 
-A server links the files of an export into the folder that it publishes by hard links, or copies them if the file system has no such links.
-So the stored export may be removed while it is served.
+The folder that a server publishes has hard links to the files of a stored export, or copies if the file system has no hard links. So the
+stored export may be removed while the server publishes the folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runtime.web import page_files
 class ExportParts(msgspec.Struct, frozen=True):
     """Everything that determines the files of an export; its digest is the name of the stored folder."""
 
-    programs: tuple[tuple[str, dict[str, dict[str, Range]]], ...]  # per level: the cache key and the ranges of its program
+    programs: tuple[tuple[str, dict[str, dict[str, Range]]], ...]  # for each level: its program's cache key and variables' ranges
     weights: str  # digest of the checkpoint
     model: WebModel
     tokenizer: str  # content of tokenizer.json
@@ -60,7 +60,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _digest(model: Servable, name: str, levels: Sequence[str]) -> str:
-    """Return the name under which an export is stored. Nothing is compiled for it."""
+    """Return the name under which an export is stored, without compiling the model."""
     keys = [key_of(model.module, get(level).key) for level in levels]
     page = hashlib.sha256(b"".join(content for _, content in sorted(page_files().items())))
     roots = [Path(package.__path__[0]) for package in (deploy.export, runtime)]

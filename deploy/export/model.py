@@ -1,4 +1,4 @@
-"""Parts of a model that all exports need."""
+"""What all exports need of a model: its program, the shapes of its caches, and the texts of its tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.text.tokenizer import Tokenizer
 
-DEFAULT_CONTEXT = 4096  # tokens; a browser or a board gives memory for a whole context at once
+DEFAULT_CONTEXT = 4096  # tokens; a browser or a board allocates the memory for a whole context at once
 NOTHING_SHOWN: Final[Mapping[int, bytes]] = MappingProxyType({})
 
 
@@ -30,9 +30,9 @@ def _sees_nothing(vision: Vision) -> bool:
 
 
 def servable(asked: Asked, sees: Callable[[Vision], bool] = _sees_nothing) -> Servable:
-    """Open a model and choose its program. A decoder gets a context of at most DEFAULT_CONTEXT tokens unless the load names another. It
-    reads images if `sees` returns True for its image encoder, which then takes one crop at a time. It never reads audio in conversations.
-    Raise LoadError for a model that embeds texts and images, or cannot be loaded."""
+    """Open a model and choose its program. A decoder gets a context of at most DEFAULT_CONTEXT tokens unless the load names another. A
+    decoder reads images only if `sees` returns True for its image encoder, which then takes one crop at a time. No decoder reads audio in
+    conversations. Raise LoadError for a model that embeds both texts and images, or that cannot be loaded."""
     known = advance(asked, Opened)
     if (config := known.files.config).reads_rows:
         if not config.is_causal:
@@ -70,12 +70,13 @@ def _names(group: CacheGroup, number: str) -> tuple[str, ...]:
 
 
 def num_pages(mode: Generator | Embedder | Transcriber, group: CacheGroup) -> int:
-    """Return the number of pages of a group: one of padding and those of a full context. What a speech model heard takes one page."""
+    """Return the number of pages of a group: one of padding and those of a full context. The keys and values of the audio that a speech
+    model hears take one page."""
     return 1 + (1 if isinstance(group, HeardGroup) else mode.bounds.max_pages)
 
 
 def pieces(tokenizer: Tokenizer, vocab_size: int, shown: Mapping[int, bytes] = NOTHING_SHOWN) -> bytes:
-    """Encode the bytes of each token's text: first their lengths as 16-bit integers, then all bytes. `shown` has the bytes of special
+    """Encode the bytes of each token's text: first their lengths as 16-bit integers, then all bytes. `shown` has the bytes of those special
     tokens that an answer shows."""
     known = [tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b"" for token_id in range(vocab_size)]
     found = [shown.get(token_id, piece) for token_id, piece in enumerate(known)]

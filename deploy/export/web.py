@@ -1,9 +1,9 @@
 """`relaxserve export MODEL --target web`: write a folder of static files with which a browser generates text, for some models also about
 images, embeds texts or transcribes speech.
 
-program.json             the model, and a program for each level of WebAssembly features: its module, its records, the shards of its weights
+program.json             the model, and a program for each level of WebAssembly features: its module, records of its launches, its shards
 wasm-*.wasm              a module per level
-weights-*.bin            shards
+weights-*.bin            shards: parts of the weights
 tokenizer.json           the model's tokenizer
 pieces.bin               the bytes of each token's text
 relaxserve.mjs, ...      the runtime, and the page chat.html
@@ -68,8 +68,8 @@ class WebEmbedding(msgspec.Struct, frozen=True):
     """How the model turns texts into vectors."""
 
     normalize: bool  # whether vectors are scaled to length 1
-    prompts: dict[str, str]  # by name: texts that a request may put before its texts
-    default_prompt: str | None  # name of the prompt for requests that name none; None: they get none
+    prompts: dict[str, str]  # by name: texts, one of which may be put before each text of a request
+    default_prompt: str | None  # name of the prompt for requests that name no prompt; None: these requests get no prompt
 
 
 class WebSpeechTokens(msgspec.Struct, frozen=True):
@@ -88,11 +88,11 @@ class WebSpeechTokens(msgspec.Struct, frozen=True):
 class WebSpeech(msgspec.Struct, frozen=True):
     """The size of the audio window that the model hears at once, and the tokens with which it writes transcripts."""
 
-    num_hops: int  # steps of a window at each of which its spectrogram is computed
-    num_frames: int  # vectors of a window in the encoder
+    num_hops: int  # hops of a window; the spectrogram has a vector of num_mels numbers for each
+    num_frames: int  # vectors that the encoder computes for a window
     num_mels: int  # bands of the spectrogram
     hop: int  # samples of a hop
-    around: int  # samples of a piece beyond its hops
+    around: int  # samples that a piece of audio needs besides `hop` samples for each of its hops
     tokens: WebSpeechTokens
     names: dict[str, str]  # English names of the languages, by code
 
@@ -101,7 +101,7 @@ class WebVision(msgspec.Struct, frozen=True):
     """How images are cut into crops, and written into the prompt: see `server/images`."""
 
     crop_size: int  # pixels of an edge of a crop
-    num_places: int  # vectors of a crop in the encoder
+    num_places: int  # vectors of a crop in the encoder: its patches, and a class token if there is one
     num_tokens: int  # image tokens of a crop
     image_token: int  # id of the token that stands for a part of an image
     fit: Tiles  # how an image is resized and cut into tiles
@@ -116,7 +116,7 @@ class WebDefaults(msgspec.Struct, frozen=True):
     """The model's defaults for fields that a request omits, besides sampling parameters: see `server/defaults.py`."""
 
     system: str | None
-    has_system: bool  # whether the template writes a system message; otherwise the first message of the user begins with `system`
+    has_system: bool  # whether the template writes a system message; if not, `system` is put before the user's first message
     stop: tuple[str, ...]
     max_tokens: int | None
     thinking: dict[str, Any]  # variables of the chat template that say whether and how much the model thinks
@@ -149,10 +149,10 @@ class WebModel(msgspec.Struct, frozen=True):
     special_tokens: dict[str, str]  # variables of the chat template
     chat_template: str | None
     tool_template: str | None  # chat template for requests with tools; None if chat_template is used for them, too
-    reads_parts: tuple[bool, bool]  # whether the template, and that with tools, reads a content only as a list of parts
-    tests_none: tuple[bool, bool]  # whether the template, and that with tools, compares a content with none
+    reads_parts: tuple[bool, bool]  # for chat_template, then for requests with tools: whether it reads a content only as a list of parts
+    tests_none: tuple[bool, bool]  # for chat_template, then for requests with tools: whether it compares a content with none
     tools: JsonCalls | None  # syntax in which the model writes tool calls; None if the page cannot offer tools
-    writes_calls: bool  # whether calls and results of earlier turns are left to the template, as in the server
+    writes_calls: bool  # whether the chat template writes earlier tool calls and their results; if not, the page refuses messages with them
     thoughts: WebThoughts | None  # None: answers have no block of thoughts
     embedding: WebEmbedding
     speech: WebSpeech | None  # None: the model hears no audio
@@ -182,12 +182,12 @@ def export_web(model: Servable, name: str, folder: Path, progress: Progress = si
 
 
 def page_sees(vision: Vision) -> bool:
-    """Return whether the page can cut images for an encoder: only for Idefics3 and SmolVLM, into tiles."""
+    """Return whether the page can cut images for an encoder. It can only cut them into tiles, as Idefics3 and SmolVLM need."""
     return isinstance(vision.cutting.fit, Tiles) and vision.cutting.filter == LANCZOS
 
 
 def mode_of_page(model: Servable, name: str) -> Mode:
-    """Return the mode of a model that a page can run. Raise LoadError for other models."""
+    """Return the mode of a model that a page can run. Raise LoadError for a model that classifies texts."""
     if model.files.config.classes is not None:
         expected = "expected a model that generates text, computes embeddings or transcribes speech"
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} classifies texts; {expected}")

@@ -16,8 +16,8 @@ POLICY = "deploy.ray.scaling:ByQueueAndPages"
 
 
 def app(options: dict[str, Any]) -> Application:
-    """Return an ingress in front of the pools that the options name. If several pools have a model of the same name, its requests go to the
-    first of them. Raise an error if an option is wrong."""
+    """Return an ingress in front of the pools that the options name. If several pools have a model of the same name, requests for this name
+    go to the first of these pools. Raise an error if an option is wrong."""
     fleet = Fleet.model_validate(options)
     pools = {name: _replicas(name, pool) for name, pool in fleet.pools.items()}
     models = {model: name for name, pool in reversed(fleet.pools.items()) for model in pool.names}

@@ -26,8 +26,8 @@ class Body:
     """The body of a request, and what the ingress has decoded of it."""
 
     content: bytes = b""  # as the client sent it
-    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # empty if it is neither a JSON object nor a form, or not decoded
-    is_decoded: bool = True  # False: its fields are unknown, because it takes long to decode or is compressed wrongly
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # empty if the body is no JSON object and no form, or not decoded
+    is_decoded: bool = True  # False: the fields are unknown, because the body takes long to decode or is compressed wrongly
 
 
 async def receive(pieces: AsyncIterable[bytes], headers: Mapping[str, str]) -> Body:
@@ -58,7 +58,7 @@ class _JsonReader:
 
     def __init__(self, encoding: str) -> None:
         self._scan = JsonScan()
-        self._text = None if encoding.strip().lower() in PLAIN else bytearray()  # what is decoded of a compressed body
+        self._text = None if encoding.strip().lower() in PLAIN else bytearray()  # the decoded text so far if the body is compressed
         self._is_readable = True
         try:
             self._decode = decoder(encoding)
@@ -66,8 +66,8 @@ class _JsonReader:
             self._is_readable = False
 
     async def feed(self, data: bytes, *, is_last: bool = False) -> None:
-        """Take the next piece of the body: decompress it if the body is compressed, and count its values. Once a piece is at fault, ignore
-        all later ones. `is_last`: nothing follows `data`."""
+        """Take the next piece of the body: decompress it if the body is compressed, and count its values. Once a piece has a fault, ignore
+        all later pieces. `is_last`: nothing follows `data`."""
         if not self._is_readable:
             return
         try:
@@ -96,7 +96,8 @@ class _JsonReader:
 
 
 async def _form_fields(content: bytes, content_type: str) -> dict[str, Any]:
-    """Return the fields of a form except its file. Of a wrong form, return the fields before the error, which the server reports."""
+    """Return the fields of a form except its file. If the form is wrong, return the fields before the error; the server reports the
+    error."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for at in range(0, len(content), PIECE_BYTES):

@@ -1,8 +1,8 @@
-"""Follow the events of a server's prefix cache, to find since when the server has evicted no page that it used.
+"""Follow the events of a server's prefix cache, to find a time: all pages that the server has used since then are still in its cache.
 
-A replica sends its routers this one number instead of a list of its pages. Pages are evicted in the order of their last use, so pages used
-after the latest evicted page was stored are taken to be in the cache, and pages used before to be gone. The number is sent as an age in
-seconds, because the clocks of machines differ and jump.
+A replica sends its routers this time, one number, instead of a list of its pages. Pages are evicted in the order of their last use, so
+pages used after the latest evicted page was stored are taken to be in the cache, and pages used before to be gone. The number is sent as an
+age in seconds, because the clocks of machines differ and jump.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 
 class CacheWatch:
-    """Knows since when the server still has all pages that it used (`kept_since_s`, a time of `clock`; 0: it has evicted none)."""
+    """Computes `kept_since_s`, a time of `clock`: the server still has all pages that it has used since then. 0: it has evicted none."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.kept_since_s = 0.0
@@ -28,8 +28,8 @@ class CacheWatch:
         return self._clock() - self.kept_since_s if self.kept_since_s else None
 
     def take(self, topic: bytes, number: int, batch: bytes) -> None:
-        """Read a batch of events in vLLM's wire format. If a batch was lost, or if an event says that the cache was cleared or is of an
-        unknown kind, take all pages used so far to be gone."""
+        """Read a batch of events in vLLM's wire format. If a batch was lost, or if an event is of an unknown kind or says that the cache
+        was cleared, take all pages used so far to be gone."""
         if number != self._numbers.get(topic, number - 1) + 1:
             self._clear()  # a batch was lost, maybe one with evictions
         self._numbers[topic] = number

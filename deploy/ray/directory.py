@@ -1,7 +1,7 @@
 """The replicas of a pool as this process knows them, and the choice among them.
 
 Ray's router writes here what replicas report, and the ingress chooses here, without a call through Ray for each request. Ray unpickles a
-copy of the router's module, but imports this one, so both sides see the same directory.
+copy of the router's module, but imports this one, so the router and the ingress see the same directory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from deploy.ray.owners import Owners
 from deploy.ray.ranking import ranked
 from deploy.ray.wish import Lease, Wish, place_of
 
-LEAST_BLOCKS = 4  # a replica is named as a giver of pages if it has at least this many blocks of the prompt more than the chosen one
-MOST_MOVED = 10_000  # most responses that are remembered as moved: another replica stores them than their ids name
+LEAST_BLOCKS = 4  # a replica is named as the giver of pages if it has at least so many blocks of the prompt more than the chosen replica
+MOST_MOVED = 10_000  # most responses that are remembered as moved: stored by another replica than the one that their ids name
 AVOID_S = 5.0  # seconds for which requests avoid a replica that another request has lost: Ray may not know yet that it is gone
 
 
@@ -38,7 +38,7 @@ class Directory:
         self._lock = threading.Lock()  # Ray's router may run in a thread of its own
 
     def hear(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
-        """Replace what replicas have reported. Forget replicas that `stats` does not name."""
+        """Replace the reports of all replicas by `stats`. Forget replicas that `stats` does not name."""
         with self._lock:
             now_s = self._clock()
             read = {
@@ -60,7 +60,7 @@ class Directory:
 
     @property
     def is_told(self) -> bool:
-        """Whether Ray has named the replicas, if only to say that there are none. From then on it names each new one."""
+        """Whether Ray has named the replicas of the pool, even if there are none. From then on, Ray names each new one."""
         return self._is_told
 
     @property
@@ -74,7 +74,7 @@ class Directory:
         return any(place_of(name) == place for name in self._stats)
 
     def move(self, response: str, replica: str) -> None:
-        """Remember that a replica stores a response whose id names another one, because it has continued the response's stream."""
+        """Remember that a replica stores a response whose id names another replica, because it has continued the response's stream."""
         with self._lock:
             self._moved[response] = replica
             while len(self._moved) > MOST_MOVED:
@@ -97,14 +97,14 @@ class Directory:
             self._owners.learn(wish.keys, replica)
 
     def num_kept(self, wish: Wish, replica: str) -> int:
-        """Return how many blocks of the prompt a replica has."""
+        """Return how many blocks of the prompt a replica has in its prefix cache."""
         return self._kept(wish, [replica])[replica]
 
     def choose(self, wish: Wish, *, shares: bool = False, learns: bool = True) -> Lease | None:
-        """Return a lease of the best replica, or None if each has failed this request or no replica has said where its server is. Remember
-        which replicas the request has lost, so that other requests avoid them. If replicas share pages, the lease names the replica with
-        most of the prompt if it has at least LEAST_BLOCKS more of it than the best one. Unless `learns`, the caller decides whether the
-        replica gets the request, and then calls `learn`."""
+        """Return a lease of the best replica, or None if each replica has failed this request, or none has reported the address of its
+        server. Remember which replicas the request has lost, so that other requests avoid them. If replicas share pages, the lease names
+        the replica with most of the prompt if that replica has at least LEAST_BLOCKS more blocks of the prompt than the best one. Unless
+        `learns`, the caller decides whether the replica gets the request, and then calls `learn`."""
         stats, now_s = self._stats, self._clock()
         self._lost_s |= dict.fromkeys(wish.lost & stats.keys(), now_s)
         # A request avoids a replica that another one has lost, unless only this replica stores the response that the request names.

@@ -1,4 +1,4 @@
-"""The ASGI application of the ingress: it lets requests in, and tells clients of WebSockets that a fleet has none."""
+"""The ASGI application of the ingress: it passes HTTP requests to the ingress, and tells clients of WebSockets that a fleet has none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def entrance(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Say that nothing is to be done when the application starts and stops."""
+    """Confirm the start and the stop of the application, for which nothing is to be done."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})
@@ -40,7 +40,8 @@ async def _live(receive: Receive, send: Send) -> None:
 
 
 async def _refuse(socket: WebSocket) -> None:
-    """Accept a WebSocket, because no client shows why one is not accepted. Then send an error as the realtime API does, and close it."""
+    """Accept a WebSocket, because no client shows the reason if a WebSocket is not accepted. Then send an error as the realtime API does,
+    and close it."""
     path = socket.scope["path"].removeprefix(socket.scope.get("root_path", ""))
     error = ApiError(ONE_SERVER, f"{path} means one server, and this address is that of a fleet; use the address of the server")
     offered = socket.scope.get("subprotocols") or [None]

@@ -1,7 +1,8 @@
 """The ingress: takes requests of all APIs, and chooses a replica for each. It refuses paths that mean one server, and merges the lists of
 models of several pools.
 
-It chooses from what replicas report. While it knows of none that it could choose, it asks Ray for a lease, and Ray waits for a replica.
+The ingress chooses by what replicas report. While no replica that has reported can be chosen, the ingress asks Ray for a lease, the address
+of a replica's server, and Ray waits until there is a replica.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 10.0  # longest wait for a lease from Ray
 MEET_S = 2.0  # longest wait for a lease that is asked for only so that Ray names the replicas of a pool
-MOST_REQUESTS = 100_000  # more than servers accept, because only they can refuse a request and say when to come back
+MOST_REQUESTS = 100_000  # more than servers accept, because only a server can refuse a request and say when to send it again
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 QUERY_CHARACTERS = "".join(map(chr, range(0x21, 0x7F)))  # a query is already percent-encoded, except bytes that are not ASCII
 
 
 class Ingress:
-    """The actor that answers the requests of a fleet. A fleet may have several."""
+    """The actor that answers the requests of a fleet. A fleet may have several such actors."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Ingress:
         prefill: Mapping[str, tuple[DeploymentHandle, int]] | None = None,
     ) -> None:
         """`models` says which pool serves which model. A request that names none of these models goes to the pool with the replica that
-        stores the response that it names, otherwise to the first pool. `patience_s` is the time for which a request may find no replica
+        stores the response that it names, otherwise to the first pool. `patience_s` is the longest time that a request waits for a replica
         that serves it. The replicas of pools in `sharing` give each other pages. `prefill` has, for some pools, the deployment of the
         replicas that compute long prompts, and the least number of new characters for which they compute a prompt: characters that no
         replica of the pool has in its prefix cache."""
@@ -94,7 +95,7 @@ class Ingress:
         return passage(await self._pool_of(reading))
 
     def _located(self, reading: Reading) -> Reading:
-        """Return a reading that wants the replica to which the stored response has moved, if it has moved."""
+        """If the stored response has moved to another replica, return a reading that wants this replica, else `reading`."""
         places = (directory_of(name).place_of_moved(reading.stored) for name in self._pools)
         place = next((place for place in places if place is not None), None)
         return reading if place is None else replace(reading, wish=replace(reading.wish, place=place))
@@ -113,20 +114,21 @@ class Ingress:
         return next((name for name in self._pools if directory_of(name).has(place)), None)
 
     async def _meet(self) -> None:
-        """Ask Ray for a replica of each pool that has some, but whose replicas Ray has not named to this process. Ray then names all of
-        them, and from then on each new one. Do not ask for a replica of a pool that has none, because Ray would start one."""
+        """Ask Ray for a replica of each pool that has replicas, but none that Ray has named to this process. Ray then names all replicas of
+        these pools, and from then on each new one. Do not ask for a replica of a pool that has none, because Ray would start one."""
         new = [pool for name, pool in self._pools.items() if not directory_of(name).is_told and pool.running_replicas_populated()]
         await asyncio.gather(*(_leased(pool, Wish(), MEET_S) for pool in new))
 
     async def _borrow(self, name: str, wish: Wish) -> Lease | None:
-        """Return a lease of the pool's best replica, maybe with a prefill replica that computes the prompt. Return None if it is late."""
+        """Return a lease of the pool's best replica, maybe with a prefill replica that computes the prompt. Return None if Ray gives no
+        lease in time."""
         lease, prefill = directory_of(name).choose(wish, shares=name in self._sharing), self._prefill.get(name)
         if lease is None:
             return await _leased(self._pools[name], wish)
         return prefill.added(lease, wish) if prefill is not None else lease
 
     def _session(self) -> aiohttp.ClientSession:
-        if self._client is None:  # it belongs to the event loop of the requests
+        if self._client is None:  # made in the event loop of the requests, to which it belongs
             self._client = new_session()
         return self._client
 
@@ -144,7 +146,7 @@ async def _leased(lease: DeploymentHandle, wish: Wish, within_s: float = LEASE_S
     return None
 
 
-# Ray's server, this code and Ray's router share one thread, because each step from one thread to another costs each token 10 us.
+# Ray's server, this code and Ray's router share one thread, because passing a token from one thread to another takes 10 us each time.
 ONE_THREAD = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
 
 INGRESS = serve.deployment(

@@ -23,7 +23,7 @@ from server.errors import NO_REPLICA, ApiError
 log = logging.getLogger(__name__)
 
 LISTS = {"/v1/models": "data", "/api/tags": "models", "/api/ps": "models"}  # the field with the entries, by path
-LIST_S = 5.0  # time for the answer of a pool
+LIST_S = 5.0  # longest wait for the answer of a pool
 MISSING = "x-missing-pools"  # header with the names of the pools whose models a list lacks
 
 
@@ -44,23 +44,23 @@ class _Answer:
 
 class ModelLists(Response):
     """An ASGI response: the entries that the pools list, each once, with the header MISSING if a pool has given no list. If no pool answers
-    with status 200, it is the answer of the first pool that has answered, or a refusal if none has."""
+    with status 200, the response is the answer of the first pool that has answered, or a refusal if none has."""
 
     def __init__(self, path: str, passages: Mapping[str, Passage | None]) -> None:
-        """`passages`: the same request, on its way to each pool, by the pool's name; None for a pool that has no replica."""
+        """`passages`: by the name of each pool, the passage that sends the request to the pool, or None if the pool has no replica."""
         super().__init__()
         self._path = path
         self._entries = LISTS[path]
         self._passages = {name: passage for name, passage in passages.items() if passage is not None}
         self._without = [name for name, passage in passages.items() if passage is None]
-        for passage in self._passages.values():  # lists are merged as plain JSON
+        for passage in self._passages.values():  # ask for lists that are not compressed, because their JSON is merged
             passage.given = Headers(raw=[(name, value) for name, value in passage.given.raw if name != b"accept-encoding"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await run_until_disconnect(self._run(scope, receive, send), receive)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ask all pools, and send the merged list, or what takes its place if no pool gives one."""
+        """Ask all pools, and send the merged list. If no pool gives a list, send an answer of a pool or a refusal instead."""
         asked = dict(zip(self._passages, await asyncio.gather(*map(_answer, self._passages.values())), strict=True))
         answers = {name: answer for name, answer in asked.items() if answer is not None}
         if not answers:
@@ -91,7 +91,7 @@ class ModelLists(Response):
 
 
 async def _answer(passage: Passage) -> _Answer | None:
-    """Return the answer of a pool, or None if it is late."""
+    """Return the answer of a pool, or None if it does not arrive within LIST_S."""
     answer = _Answer()
     try:
         async with asyncio.timeout(LIST_S):

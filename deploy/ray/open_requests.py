@@ -7,13 +7,13 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection
 
-HEARD_S = 1.0  # seconds in which a report of a replica arrives here
+HEARD_S = 1.0  # a report of a replica is taken to arrive within so many seconds
 
 
 class OpenRequests:
     """Counts the open requests of this process by replica. A replica reports the number of all its requests, those of this process among
-    them. The report arrives a little later, so a request of this process that ended meanwhile must not count as one of another process:
-    `most_lately` counts it."""
+    them. The report arrives a little later, and may count a request of this process that has ended meanwhile. So the directory subtracts
+    `most_lately` from the report, not the present number, and does not take this request for one of another process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class OpenRequests:
             return max(self._numbers[replica], before[0][1] if before else 0)
 
     def forget(self, replicas: Collection[str]) -> None:
-        """Forget all replicas but these and those with open requests."""
+        """Forget all replicas except `replicas` and those with open requests."""
         with self._lock:
             for name in self.replicas.difference(replicas):
                 if not self._numbers[name]:

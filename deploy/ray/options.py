@@ -27,7 +27,7 @@ class Pool(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     models: list[str | dict[str, Any]] = Field(default=["demo"], min_length=1)  # as in the configuration file of a server
-    settings: dict[str, Any] = {}  # other settings of each server, as in its configuration file, but none that replicas decide
+    settings: dict[str, Any] = {}  # other settings of each server, as in its configuration file, except those that replicas decide
     min_replicas: int = Field(default=2, ge=0)
     max_replicas: int = Field(default=2, ge=1)
     # running and waiting requests that each replica should have, if the number of replicas follows the load
@@ -77,7 +77,7 @@ class Pool(BaseModel):
 
     @property
     def shares_pages(self) -> bool:
-        """Whether the replicas give each other pages of their prefix caches, for which they need a common secret."""
+        """Whether the replicas give each other pages of their prefix caches: whether the settings name a file with a common secret."""
         return self.settings.get("peer_secret_file") is not None
 
     @property
@@ -93,11 +93,11 @@ class Fleet(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     pools: dict[str, Pool] = Field(default={"replicas": Pool()}, min_length=1)  # by name, which is also the name of the deployment
-    patience_s: float = Field(default=PATIENCE_S, gt=0)  # time for which a request may find no replica that serves it
+    patience_s: float = Field(default=PATIENCE_S, gt=0)  # longest time that a request waits for a replica that serves it
 
     @model_validator(mode="after")
     def check(self) -> Fleet:
-        if INGRESS in self.pools:  # Ray would give the pool another name, by which the ingress does not know it
+        if INGRESS in self.pools:  # Ray would give the pool another name, under which the ingress would not find it
             raise ValueError(f"pools has {INGRESS!r}, the name of the ingress itself; give it another name")
         for name, pool in self.pools.items():
             if pool.prefill_replicas and prefill_name(name) in self.pools:

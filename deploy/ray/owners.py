@@ -1,4 +1,4 @@
-"""Remember which replicas have computed which beginnings of prompts. Only prompts that this process has sent there are known."""
+"""Remember which replicas have computed which beginnings of prompts. Only prompts that this process has sent to the replicas are known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Owners:
     # for each key the numbers of the replicas that computed its prompt, with the time of the last use; the key used last comes last
     _used: OrderedDict[bytes, dict[int, float]] = field(default_factory=OrderedDict[bytes, dict[int, float]])
     # The numbers of the present replicas, and their names by number. A replica that is gone loses its number, so it is forgotten without a
-    # look at all keys; if it comes back, it gets another.
+    # look at all keys; if the replica comes back, it gets another number.
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
     _names: dict[int, str] = field(default_factory=dict[int, str])
     _count: Iterator[int] = field(default_factory=count)
@@ -47,7 +47,7 @@ class Owners:
 
     def num_kept(self, keys: Sequence[bytes], since_s: Mapping[str, float]) -> dict[str, int]:
         """Return for each replica the number of keys up to the last one whose pages it still has. `since_s`: for each replica a time; pages
-        that it last used before this time are taken to be evicted."""
+        that the replica last used before this time are taken to be evicted."""
         found: dict[str, int] = {}
         for at in range(len(keys) - 1, -1, -1):
             for number, used_s in self._used.get(keys[at], {}).items():
@@ -59,6 +59,6 @@ class Owners:
         return {replica: found.get(replica, 0) for replica in since_s}
 
     def forget(self, present: Collection[str]) -> None:
-        """Forget replicas that are gone."""
+        """Forget all replicas except those in `present`."""
         for replica in [replica for replica in self._numbers if replica not in present]:
             del self._names[self._numbers.pop(replica)]

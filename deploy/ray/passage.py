@@ -1,8 +1,8 @@
 """One request on its way through the ingress: it is sent to one replica after another until one serves it or the ingress gives up.
 
-The bytes come from the replica's server, without Ray between. The ingress gives each request a nonce from which the servers derive what the
-request leaves open (`server/open_values.py`). A request that is sent again therefore gets the same bytes, and the ingress leaves out those
-that the client has.
+The bytes of the answer come directly from the replica's server, not through Ray. The ingress gives each request a nonce from which the
+servers derive the values that the request leaves open, such as ids and the seed (`server/open_values.py`). So a request that is sent again
+gets an answer with the same bytes, and the ingress leaves out the bytes that the client has.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from server.peers.named import header_of
 log = logging.getLogger(__name__)
 
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # seconds between the first two attempts, doubled after each attempt up to the longest pause
-# Number of times that a request may find a full queue, or one that is no POST a replica that is away, before the client gets that answer.
+# Number of times that a request may find a full queue or, unless it is a POST, a replica that is away, before the client gets the answer of
+# the replica.
 MOST_BUSY = 2
-MOST_LOST = 5  # number of replicas that may break off while they have a request: then it is given up, as it may itself be the reason
+MOST_LOST = 5  # number of replicas that may break off a request; then it is given up, because it may be the cause
 QUEUE_FULL, SHUTTING_DOWN = b'"queue_full"', b'"shutting_down"'
 RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
 STREAMS = ("text/event-stream", "application/x-ndjson")
-HELD = ("application/json", "text/plain")  # answers sent on only when they are complete: until then another replica can give them
+HELD = ("application/json", "text/plain")  # types of answers that are passed on only when complete: until then, another replica can answer
 # Headers of one connection, and headers that the ingress itself writes. They are not passed on to a replica.
 OWN_HEADERS = frozenset(
     {
@@ -63,11 +64,11 @@ LEFT_OUT = OWN_HEADERS | {"date", "server", "x-request-id"}  # not passed on fro
 
 # Leases a replica, or returns None if there was none in time. May be called again.
 Borrow = Callable[[Wish], Awaitable[Lease | None]]
-Move = Callable[[str, str], None]  # hears which replica continues the stream of a response, whose id may name another one
+Move = Callable[[str, str], None]  # gets the id of a response, and the name of the replica that continues its stream
 
 
 class GivenUp(Exception):
-    """No replica continues a stream that the client has begun to get."""
+    """Raised if no replica continues a stream that the client has begun to get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class _Refusal:
 
 @dataclass(slots=True, eq=False)
 class Passage(Response):
-    """An ASGI response: the answer of whichever replica gives it."""
+    """An ASGI response: the answer of the replica that serves the request."""
 
     client: aiohttp.ClientSession
     borrow: Borrow
@@ -103,14 +104,14 @@ class Passage(Response):
     fingerprint: str = ""  # fingerprint of the model whose stream the client has begun to get
     progress: Progress = field(default_factory=Progress)
     failed: set[str] = field(default_factory=set[str])  # replicas that have failed this request
-    lost: set[str] = field(default_factory=set[str])  # those of them that may be gone; the others are busy, or lack the model
-    num_busy: int = 0  # number of times that a queue was full, or that a replica was away from a request that does not wait for it
+    lost: set[str] = field(default_factory=set[str])  # those of `failed` that may be gone; the others are busy, or lack the model
+    num_busy: int = 0  # number of times that the request found a full queue or, unless it is a POST, a replica that was away
     refusal: _Refusal | None = None  # the last answer of a busy replica, which the client gets if no other replica is left
     # Time from which the wait for a replica counts: when the request arrived, or when the last replica that had it broke off. The time that
-    # replicas took to refuse the request is added, so it does not count as waiting.
+    # replicas took to refuse the request is added to it, so that this time does not count as waiting.
     waiting_since_s: float = field(default_factory=time.monotonic)
     num_pauses: int = 0  # pauses since the client got something new
-    num_lost: int = 0  # replicas that have broken off since then
+    num_lost: int = 0  # replicas that have broken off since the client got something new
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await run_until_disconnect(self.run(send), receive)
@@ -139,7 +140,7 @@ class Passage(Response):
             self.num_pauses += 1
 
     async def _leased(self) -> Lease | None:
-        """Ask for a lease, as long as the request may wait. Return None if there was none in time."""
+        """Ask for a lease, and wait for it as long as the request may wait. Return None if there was none in time."""
         wish = replace(self.reading.wish, avoided=frozenset(self.failed), lost=frozenset(self.lost))
         try:
             async with asyncio.timeout(self._left_s):
@@ -181,7 +182,7 @@ class Passage(Response):
                 self.waiting_since_s += time.monotonic() - began_s
                 return is_served
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-            self._lose(lease.replica)  # it has not got the request
+            self._lose(lease.replica)  # the replica has not got the request
             return False
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             self._lose(lease.replica)
@@ -209,15 +210,15 @@ class Passage(Response):
         this one is busy or away, or cannot continue the stream that the client gets."""
         is_stream, is_held = answer.content_type in STREAMS, answer.content_type in HELD
         whole = await answer.read() if is_held else b""
-        if answer.status == 503 and SHUTTING_DOWN in whole:  # other codes mean that it is busy, or that one of its models is not ready
+        if answer.status == 503 and SHUTTING_DOWN in whole:  # other codes mean that the replica is busy, or that a model is not ready
             self.lost.add(lease.replica)
         if self.started and answer.status != 200:
             self.failed.add(lease.replica)
             return False
         is_away = answer.status == 503 and self.reading.repeatable
         is_busy = is_away or (answer.status == 429 and QUEUE_FULL in whole)
-        is_busy = is_busy and place_of(lease.replica) != self.reading.wish.place  # no other replica has the earlier response
-        waits = is_away and self.method == "POST"  # probes want to hear that a server is away
+        is_busy = is_busy and place_of(lease.replica) != self.reading.wish.place  # only this one has the earlier response
+        waits = is_away and self.method == "POST"  # a GET may be a probe, which must learn that a server is away
         if is_busy and (waits or self.num_busy < MOST_BUSY):
             self.failed.add(lease.replica)
             self.num_busy += not waits

@@ -1,7 +1,7 @@
 """Choose a prefill replica for a long prompt. Prefill replicas only compute prompts; the replica that answers takes the pages from them.
 
-So a long prompt does not delay the streams of the replica that answers. The ingress names a prefill replica to this replica, whose server
-asks it to compute the prompt. If that fails, the server computes the prompt itself.
+So a long prompt does not delay the streams of the replica that answers. The ingress names a prefill replica to the replica that answers,
+whose server asks the prefill replica to compute the prompt. If this fails, the server computes the prompt itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from deploy.ray.directory import Directory
 from deploy.ray.wish import BLOCK, Lease, Wish
 
-MOST_REPEATED = 2  # a prefill replica, which may lack the beginning of a prompt, computes at most this many times the new blocks
+MOST_REPEATED = 2  # a prefill replica, which may lack the beginning of a prompt, computes at most so many times the number of new blocks
 
 
 def pays(num_computed: int, num_new: int) -> bool:
@@ -33,9 +33,9 @@ class Prefill:
         self._asking: asyncio.Future[Lease | None] | None = None
 
     def added(self, lease: Lease, wish: Wish) -> Lease:
-        """Return the lease with a prefill replica, if at least `least_characters` of the prompt are new, such a replica is known, and it
-        need not compute much more than what is new. Otherwise return the lease unchanged. If no prefill replica is known, also ask Ray for
-        one, for later prompts."""
+        """Return the lease with a prefill replica, if at least `least_characters` of the prompt are new, a prefill replica is known, and
+        `pays` returns True for it. Otherwise return the lease unchanged. If no prefill replica is known, also ask Ray for one, for later
+        prompts."""
         if lease.num_new < self._least_blocks:
             return lease
         prompt = Wish(wish.keys[: wish.num_blocks], num_blocks=wish.num_blocks)

@@ -1,9 +1,9 @@
-"""Count the events of a stream that the client has, so that another replica's stream of the same request can continue behind them.
+"""Count the events of a stream that the client has, so that another replica's stream of the same request can continue after them.
 
 Equal requests with equal open values (`server/open_values.py`) get equal events, so as many events as the client has are left out of the
 other stream. The events of each choice are counted separately, because the order in which choices take turns depends on other requests. A
-digest of the delivered events makes sure that the other stream begins with them. Comments are not counted, because they depend on time.
-The digest leaves out the numbers of tokens found in a prefix cache or not, because they differ between replicas.
+digest of the delivered events makes sure that the other stream begins with them. Comments are not counted, because they depend on time. The
+digest leaves out the numbers of tokens found in a prefix cache or not, because these numbers differ between replicas.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
-# Searches for constant bytes are several times as fast as one expression for all places, and each token needs them.
-CHOICES, CHOICE = b'"choices":[{"index":', b'data: {"index":'  # what precedes the number of a choice
+# The number of a choice is found by searches for constant bytes, because they run for each token, and one regular expression for both texts
+# would take several times as long.
+CHOICES, CHOICE = b'"choices":[{"index":', b'data: {"index":'  # the texts before the number of a choice
 CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|input_tokens|cache_n)":\d+')
-CACHED_ENDS = b'_tokens":', b'"cache_n":'  # each name that CACHED finds has one of these
+CACHED_ENDS = b'_tokens":', b'"cache_n":'  # each match of CACHED contains one of these
 
 
 class Departure(Exception):
-    """The other replica's stream does not begin with the events that the client has."""
+    """Raised if the other replica's stream does not begin with the events that the client has."""
 
 
 class _Hash(Protocol):
@@ -56,7 +57,8 @@ class Progress:
             part.again, part.hash_again = 0, _new_hash()
 
     def takes(self, event: bytes) -> bool:
-        """Count an event. Return whether the client does not have it yet. Raise Departure if the stream is not the same."""
+        """Count an event. Return whether the client lacks it. Raise Departure if the stream does not begin with the events that the client
+        has."""
         choice = _choice_of(event)
         part = self.parts.get(choice) or self.parts.setdefault(choice, _Part())
         if part.again < part.delivered:

@@ -9,17 +9,18 @@ from typing import Any
 from deploy.ray.owners import Owners
 from deploy.ray.wish import Wish, place_of
 
-# A replica gets a request because it has the beginning of the prompt only if it has at most this many requests more than the least loaded
-# replica: SLACK, or SLACK_SHARE of that replica's requests if that is more.
+# That a replica has the beginning of a prompt counts only if it has at most this many requests more than the least loaded replica: SLACK,
+# or SLACK_SHARE of the requests of the least loaded replica if that is more.
 SLACK = 4
 SLACK_SHARE = 0.5
-REQUEST_BLOCKS = 4  # each request of a replica is taken to delay another one as much as the prefill of this many blocks of its prompt
+REQUEST_BLOCKS = 4  # each request of a replica is taken to delay a new request as much as the prefill of this many blocks
 
 
 def ranked(wish: Wish, here: Mapping[str, int], stats: Mapping[str, Mapping[str, Any]], owners: Owners) -> Sequence[str]:
-    """Return the replicas, the best one first. `here`: their requests from this process; `stats`: what they report. Replicas that have
-    failed the request come last. Of the others, the one that must serve it comes first, then those with room for more requests. Among
-    these, the expected delay decides, and then the number of requests."""
+    """Return the replicas, the best one first. `here`: for each replica, the number of its requests from this process; `stats`: the reports
+    of the replicas. Replicas that have failed the request come last. Of the others, the replica that must serve the request comes first,
+    then those with room for more requests, then those without. Between replicas of the same kind, the expected delay decides, and then the
+    number of requests."""
     load = {name: count + int(stats[name].get("num_others", 0)) for name, count in here.items()}
     since_s = {name: float(stats[name].get("kept_since_s", 0.0)) for name in here}
     least = min((load[name] for name in here if name not in wish.avoided), default=0)

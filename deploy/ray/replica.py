@@ -17,9 +17,9 @@ from deploy.ray.stage_hosts import StageHosts
 from deploy.ray.wish import Lease, Wish
 from deploy.replicas.process import ServerProcess
 
-STATS_S = 2.0  # interval at which routers hear of load and cache
+STATS_S = 2.0  # interval at which a replica reports its load and its cache to routers
 ROUTER: dict[str, Any] = {"request_router_class": "deploy.ray.router.PrefixRouter", "request_routing_stats_period_s": STATS_S}
-MOST_LEASES = 100_000  # more requests than a server accepts, because only it can refuse one and say when to come back
+MOST_LEASES = 100_000  # more than a server accepts, because only a server can refuse a request and say when to send it again
 
 
 class Replica:
@@ -28,7 +28,8 @@ class Replica:
     def __init__(
         self, models: list[str | dict[str, Any]], settings: dict[str, Any], num_threads: int | None = None, num_stages: int = 1
     ) -> None:
-        """Start the server, and before it the early stages on other machines if a model has several stages. Wait until it is ready."""
+        """Start the server. If `num_stages` is not 1, first start the early stages, all but the last, on other machines. Wait until the
+        server is ready."""
         self._name = serve.get_replica_context().replica_id.unique_id
         self._stages = StageHosts(num_stages - 1, num_threads or 1) if num_stages > 1 else None
         places = None if self._stages is None else self._stages.places
@@ -55,7 +56,7 @@ class Replica:
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return the report of this replica for Ray's routers, which pass it to the directory of the pool."""
         lease = self._lease
-        self._num_reports += 1  # so that no report equals the one before
+        self._num_reports += 1  # so that the directory does not take a report for the previous one
         found = {"number": self._num_reports, "num_requests": await self._num_requests(), "kept_s": self._cache.kept_s()}
         return {**found, "url": lease.url, "key": lease.key}
 
@@ -78,7 +79,8 @@ class Replica:
             os._exit(1)
 
     def __del__(self) -> None:
-        """Let running requests end, then stop the server. Ray calls this before it ends the replica, when no router chooses it any more."""
+        """Let running requests end, then stop the server. Ray calls this before it ends the replica, once no router chooses the replica any
+        more."""
         if hasattr(self, "_stops"):
             self._stops = True
             self._server.stop()

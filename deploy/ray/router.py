@@ -23,7 +23,8 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replicas in the order in which Ray should try them for a lease. Leave other requests to Ray's own choice."""
+        """Return the replicas in the order in which Ray should try them for a lease. For a request without a wish, leave the choice to
+        Ray."""
         wish = pending_request.args[0] if pending_request is not None and pending_request.args else None
         if not isinstance(wish, Wish) or pending_request is None:
             return [candidate_replicas]
@@ -33,7 +34,7 @@ class PrefixRouter(RequestRouter):
         return [[by_name[name]] for name in order]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Count the lease, and remember that the replica gets the request whose wish it was asked with."""
+        """Count the lease, and remember that the replica gets the request with this wish."""
         name = replica_id.unique_id
         self._leasing[name] = self._leasing.get(name, 0) + 1
         wish = pending_request.args[0] if pending_request.args else None

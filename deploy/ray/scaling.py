@@ -1,4 +1,4 @@
-"""The autoscaling policy: as many replicas as the queue and the pages of the present ones ask for."""
+"""The autoscaling policy: as many replicas as the requests and the used pages of the present replicas call for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 REQUESTS, PAGES = "num_requests", "pages_share"  # the metrics that replicas report
 TARGET_REQUESTS = 16.0  # requests of a replica, running or waiting, unless the pool says another number
-UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 10.0, 300.0  # seconds for which more, or fewer, replicas must have been wanted
+UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 10.0, 300.0  # seconds for which more, or fewer, replicas must be wanted before their number changes
 TARGET_PAGES = 0.85  # share of a replica's pages that running requests should hold at most
 
 
@@ -21,7 +21,8 @@ class ByQueueAndPages:
         self._target_requests = target_requests
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Return the number of replicas. Ray keeps it within the bounds of the deployment, and applies the delays of its configuration."""
+        """Return the number of replicas. Ray keeps the number within the bounds of the deployment, and applies the delays of its
+        configuration."""
         metrics = context.aggregated_metrics or {}
         num_requests = sum((metrics.get(REQUESTS) or {}).values()) + (context.total_queued_requests or 0)
         shares = (metrics.get(PAGES) or {}).values()

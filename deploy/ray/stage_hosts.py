@@ -31,7 +31,8 @@ class StageHost:
         self._process: StageProcess | None = None
 
     def listen(self, port: int) -> str:
-        """Start the stage process, unless it runs, on a port, or on any if `port` is 0. Return its address: a host and a port."""
+        """Start the stage process, unless it runs already. It listens on `port`, or on any port if `port` is 0. Return its address: a host
+        and a port."""
         if self._process is None:
             self._process = StageProcess(self._secret, ray.util.get_node_ip_address(), port, self._num_threads)
             threading.Thread(target=self._watch, args=(self._process,), name="stage-watch", daemon=True).start()
@@ -64,7 +65,8 @@ class StageHosts:
         self.places = StagePlaces(tuple(places), secret)
 
     async def check(self) -> None:
-        """Let all stages listen at their old addresses. Raise OSError if one has another now, because its actor is on another machine."""
+        """Let all stages listen at their old addresses. Raise OSError if a stage has another address now, because its actor is on another
+        machine."""
         places = self.places.early
         ports = [int(place.rpartition(":")[2]) for place in places]
         found = await asyncio.gather(*(host.listen.remote(port) for host, port in zip(self._hosts, ports, strict=True)))

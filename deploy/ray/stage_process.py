@@ -1,4 +1,4 @@
-"""The process `relaxserve stage` of a machine that computes early stages for a replica: start it, pass on its log, end with it."""
+"""Run `relaxserve stage` as a process on a machine that computes early stages for a replica, and pass on its log."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LISTENS = re.compile(r"relaxserve stage at \S+ port (\d+)\n")
 
 
 class StageProcess:
-    """`relaxserve stage` as a process that ends with this one."""
+    """A process `relaxserve stage` that ends with this process."""
 
     def __init__(self, secret: str, address: str, port: int, num_threads: int) -> None:
         """Start the process, which listens on `address`, on any port if `port` is 0. It computes with `num_threads` threads, unless the
         environment has RELAXSERVE_THREADS. Raise OSError if it does not start."""
-        secret_fd = os.memfd_create("stage-secret")  # leaves no file, even if this process is killed
+        secret_fd = os.memfd_create("stage-secret")  # exists only in memory, so it leaves no file even if this process is killed
         try:
             os.write(secret_fd, secret.encode())
             listen = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

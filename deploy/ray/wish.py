@@ -1,8 +1,8 @@
 """Read from a request which replica would serve it best, and whether it may be sent twice.
 
 The key chain of a prompt names its beginnings: each key is the digest of the key before it and of the next BLOCK characters. Requests with
-a common beginning have common first keys, as with the hashes of pages in the prefix cache. The blocks are of characters because the ingress
-has no tokenizer.
+a common beginning have common first keys, as with the hashes of pages in the prefix cache. Blocks consist of characters, not tokens,
+because the ingress has no tokenizer.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SESSIONS = ("prompt_cache_key", "session_id", "safety_identifier", "user")
 RESPONSES = "/v1/responses"
 OF_MODELS = ("/v1/models/", "/v2/models/", "/web/")  # the name of a model follows
 
-# Paths whose requests may be sent again, because they compute and change nothing but counts and a stored response. `read` excludes requests
-# that run in the background or call MCP servers.
+# Paths whose requests may be sent again, because they change nothing on the server but counts and stored responses. `read` excludes
+# requests that run in the background or call MCP servers.
 REPEATABLE = frozenset(
     {
         "/v1/chat/completions",
@@ -70,22 +70,23 @@ REPEATABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The properties of a request that decide which replica is best for it. Each request for a lease passes it to the router."""
+    """The properties of a request that decide which replica is best for it. Each call that asks for a lease passes the wish to the
+    router."""
 
     keys: tuple[bytes, ...] = ()  # keys of the prompt's beginnings, the shortest first, then the key of the session if there is one
     place: bytes = b""  # `place_of` the replica that must serve the request, because it stores an earlier response; empty: any may
     avoided: frozenset[str] = frozenset()  # replicas that have failed this request
-    lost: frozenset[str] = frozenset()  # those of them that may be gone, so that other requests avoid them, too
+    lost: frozenset[str] = frozenset()  # those of `avoided` that may be gone, so that other requests avoid them, too
     num_blocks: int = 0  # number of keys, from the first on, that stand for blocks of the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Where a replica's server is, and another server that may give it pages."""
+    """The address of the server of the replica that gets a request, and another server that may give it pages of its prefix cache."""
 
     replica: str  # the replica's name
     url: str
-    key: str = field(repr=False)  # the server accepts open values, and the name of a giver, only with this key
+    key: str = field(repr=False)  # only with this key does the server accept open values (`server/open_values.py`) and a giver
     giver: str = ""  # address of another server, which has more of the prompt in its cache or is to compute it; empty: there is none
     computes: bool = False  # whether the giver is to compute the prompt first
     num_new: int = 0  # number of blocks of the prompt that no replica is known to have in its cache
@@ -102,8 +103,8 @@ class Reading:
 
 
 def read(method: str, path: str, headers: Mapping[str, str], body: Body, query: str = "") -> Reading:
-    """Read a request. A body that is wrong is not refused here: the server says what is wrong with it. A request for a response whose body
-    is not decoded may run in the background, so it is not repeatable."""
+    """Read a request. A body that is wrong is not refused here: the server says what is wrong with it. A request to /v1/responses whose
+    body is not decoded may ask to run in the background, so it counts as not repeatable."""
     named = _model_in(path, parse_qs(query))
     stored = path.removeprefix(f"{RESPONSES}/").partition("/")[0] if path.startswith(f"{RESPONSES}/") else ""
     if method in ("GET", "HEAD", "OPTIONS"):
@@ -129,7 +130,7 @@ def read(method: str, path: str, headers: Mapping[str, str], body: Body, query: 
 
 
 def _model_in(path: str, query: Mapping[str, list[str]]) -> str:
-    """Return the name of a model in a path or in its query. Further parts of the path may follow the name."""
+    """Return the name of a model in a path or in its query. Further parts of the path are returned with the name."""
     for root in OF_MODELS:
         if path.startswith(root):
             return path.removeprefix(root)
@@ -137,8 +138,9 @@ def _model_in(path: str, query: Mapping[str, list[str]]) -> str:
 
 
 def chain(fields: Mapping[str, Any], tenant: str) -> tuple[bytes, ...]:
-    """Return the key chain of a request's prompt: a key for each whole block, at most MOST_KEYS. Prompts of other tenants, and with other
-    cache salts, have other keys, as their pages have. The tenant and the salt are no blocks themselves, because a token may be long."""
+    """Return the key chain of a request's prompt: a key for each whole block, at most MOST_KEYS. Prompts of different tenants, or with
+    different cache salts, have different keys, as their pages have different hashes. The tenant, an API key, may be long, so it is part of
+    the first digest and not of the text that is cut into blocks. So is the salt."""
     turns = next((fields[name] for name in TURNS if name in fields), None)
     text = msgspec.json.encode([fields.get(name) for name in BEFORE])
     text += msgspec.json.encode(turns)[: MOST_KEYS * BLOCK]
@@ -151,18 +153,18 @@ def chain(fields: Mapping[str, Any], tenant: str) -> tuple[bytes, ...]:
 
 
 def _salt(fields: Mapping[str, Any]) -> object:
-    """Return the cache salt of a request. `/inference/v1/generate` also takes it among the sampling parameters."""
+    """Return the cache salt of a request. A request to `/inference/v1/generate` may also have the salt in its `sampling_params`."""
     salt, params = fields.get("cache_salt"), fields.get("sampling_params")
     return params.get("cache_salt") if salt is None and isinstance(params, dict) else salt
 
 
 def place_of(replica: str) -> bytes:
-    """Return the digest of a replica's name that begins the ids which its server makes."""
+    """Return the digest of a replica's name with which all ids begin that its server makes."""
     return blake2b(replica.encode(), digest_size=4).digest()
 
 
 def _place_in(answer_id: str) -> bytes:
-    """Return the place in an id such as resp_0123abcd..., or nothing if it has none."""
+    """Return the replica's place (see `place_of`) in an id such as resp_0123abcd..., or b"" if the id has none."""
     try:
         return bytes.fromhex(answer_id.partition("_")[2][:8])
     except ValueError:

@@ -3,10 +3,10 @@ step are sorted by the difference of these times, the largest first.
 
 The limit time is the larger of bytes / bandwidth and operations / peak. Both are counted in the loop nests before scheduling: the bytes of
 all operands, once each, and two operations per term of a sum, except for sums that only some rows need. A buffer that is read at indices
-from memory counts at most as many bytes as the largest other operand. So do all buffers together that a kernel changes in place. Only a
-share of the weights of experts counts: the share that a step reads on average if tokens choose experts independently. Attention reads the
-keys and values of each sequence once per step, and multiplies with the keys and values to which a token attends. Operands in a cache are
-read faster than the limit, so a share may exceed one.
+from memory counts at most as many bytes as the largest other operand. All buffers that a kernel changes in place count together as many
+bytes as the largest other operand. Only a share of the weights of experts counts: the share that a step reads on average if tokens choose
+experts independently. Attention reads the keys and values of each sequence once per step, and multiplies with the keys and values to which
+a token attends. Operands in a cache are read faster than the limit, so a share may exceed one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from deploy.bench.compute.model import Model, attention_operations, chosen_share
 from deploy.bench.limits import Gauge
 
 STEPS = ((1, 1, 128), (1, 1, 4096), (32, 32, 128), (512, 1, 512))  # (tokens, sequences, context)
-RUNS = 5  # runs of each step, of which the shortest time of a kernel counts
+RUNS = 5  # runs of each step; the shortest time of a kernel in these runs counts
 Dims = Mapping[DimVar, int]
 
 
@@ -53,7 +53,7 @@ class Work:
 
     num_bytes: float = 0.0
     operations: float = 0.0
-    multiplies_weights: bool = False  # whether its limit is that of the unit that multiplies weights; otherwise it is that of f32
+    multiplies_weights: bool = False  # whether the peak of the unit that multiplies weights is its limit; otherwise that of f32 is
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Row:
 
 
 def measure(model: Model, products: Gauge, others: Gauge) -> list[Row]:
-    """Measure all kernels of the steps of STEPS. Return them in the order of the steps, those of a step by the time that they lose.
-    `products` measures the peak of the unit that multiplies weights, `others` the peak of f32."""
+    """Measure all kernels of the steps of STEPS. Return them in the order of the steps, and the kernels of a step by `lost_s`, the largest
+    first. `products` measures the peak of the unit that multiplies weights, `others` the peak of f32."""
     rows: list[Row] = []
     for tokens, sequences, context in STEPS:
         args = model.step(tokens, sequences, context)
@@ -94,7 +94,7 @@ def measure(model: Model, products: Gauge, others: Gauge) -> list[Row]:
 
 def _profiled(model: Model, args: Any, gauges: tuple[Gauge, ...]) -> tuple[dict[str, float], dict[str, int]]:
     """Return the shortest time of each kernel in several runs, and how often a run launches it. Each phase of a kernel counts as a launch.
-    After each run, the gauges take a sample. One run before is not counted."""
+    After each run, the gauges take a sample. A first run is not timed."""
     model.run(args)
     best: dict[str, float] = {}
     count: dict[str, int] = {}
@@ -139,7 +139,7 @@ def work_of(model: Model, args: Any) -> dict[str, Work]:
 
 def _attention(model: Model, node: Attention, args: Any) -> tuple[float, float]:
     """Return the bytes and operations of attention in one layer. Each token attends to the positions up to its own; with a window, only to
-    the last positions of these."""
+    the last `window` of these positions."""
     config, positions, seq_ids = model.config, args[1], args[2 + sum(not group.keeps_states for group in model.groups)]
     group = next(group for group in model.groups if not group.keeps_states and (group.window or 0) == node.window)
     seen = np.minimum(positions + 1, node.window or positions.max() + 1)

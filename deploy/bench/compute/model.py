@@ -2,10 +2,10 @@
 
 The limit time is the larger of bytes / bandwidth and operations / peak. Bytes are the weights that a step reads and the keys and values to
 which it attends. Operations are two per weight and token, and, for each token and each token to which it attends, two per head and element
-of a key or of a value. In a mixture, only the weights of the chosen experts count, as many as independent choices give on average. A hybrid
-also reads and writes a state per sequence, with eight operations per token and element of the state. The head multiplies one token per
-sequence. For a model with windows, the command also states how many pages a sequence holds in each cache group while it grows, and for a
-hybrid how much longer decoding takes after a long context.
+of a key or of a value. In a mixture, only the weights of the chosen experts count: as many experts as tokens that choose independently
+choose on average. A hybrid also reads and writes a state per sequence, with eight operations per token and element of the state. The
+language head multiplies one token per sequence. For a model with windows, the command also prints how many pages of each cache group a
+growing sequence holds. For a hybrid, it also prints how much longer decoding takes after a long context than after a short one.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Growth:
     """The largest number of pages of a cache group that a growing sequence holds at a time."""
 
     window: int | None  # window of the group in tokens; None: its layers attend to the whole context
-    pages: list[int]  # largest numbers until the sequence is one, two, three and four times as long as the longest window
+    pages: list[int]  # largest numbers until the sequence has the length of one, two, three and four longest windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class Measured:
 
 
 class Model:
-    """A synthetic model, compiled and bound, whose cache pages are filled. Its weights are those of a GGUF file if `quantize` is the name
-    of a mixture of GGUF formats, and those of an fp8 checkpoint if it is `fp8`."""
+    """A synthetic model, compiled and bound, whose cache pages are filled. If `quantize` is q4_k_m, the weights are those of a GGUF file of
+    this mixture of formats; if `quantize` is fp8, those of an fp8 checkpoint."""
 
     def __init__(
         self,
@@ -119,8 +119,8 @@ class Model:
         device: str = CPU,
         bounds: StepBounds | None = None,
     ) -> None:
-        """`threads`: None takes as many as a model on this machine. `target`: None is this machine's CPU. `bounds`: the bounds of the steps
-        that will run; by default, those of the steps that `works` lists."""
+        """`threads`: None: as many as a server's model uses on this machine. `target`: None: this machine's CPU. `bounds`: the bounds of
+        the steps that will run; by default, those of the steps that `works` lists."""
         self.config = config
         self.contexts = CONTEXTS if config.recurrence is None else (*CONTEXTS, LONG)
         longest = max(CONTEXTS) + PAGE_SIZE if bounds is None else bounds.max_context
@@ -164,13 +164,13 @@ class Model:
         self.limits = StepLimits(config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, limits)
         self.pool = KVPool(self.groups, counts, MemoryAccount(), self.session.device)
         fill(self.pool, self.session.device)
-        self.session.device.settle()  # as in a server that has filled its cache
+        self.session.device.settle()  # so that steps are as fast as in a server whose cache is full
 
     def product_bytes(self, tokens: int) -> float:
-        """Return the bytes of weights that a step with this many tokens reads: all matrices with the head but without the table of
-        embeddings, and a share of the experts."""
+        """Return the bytes of weights that a step with this many tokens reads: all matrices, the head included, without the table of
+        embeddings; of the experts, the share that the tokens choose on average."""
         read = [a for n, a in self.weights.items() if len(a.shape) > 1 and "embed_tokens" not in n]
-        # Panels of experts have an extra first axis. So have those of heads in multi-head latent attention.
+        # Panels of experts have an extra first axis. The panels of heads in multi-head latent attention have one, too.
         count = 0 if self.config.mixture is None else self.config.mixture.num_experts
         experts = sum(a.nbytes for a in read if len(a.shape) == 4 and a.shape[0] == count)
         return sum(a.nbytes for a in read) - experts + experts * chosen_share(self.config, tokens)
@@ -318,8 +318,8 @@ def growth(model: Model) -> list[Growth]:
 
 
 def model_options(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the options that describe a model and how it runs. `prog` and `description` are what the help shows of the
-    program."""
+    """Return a parser of the options that describe a model and how it runs. `prog` and `description`: the name and the description of the
+    program, which its help shows."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model")
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="size of a head; by default the shape's")
@@ -335,7 +335,7 @@ def model_options(prog: str, description: str | None) -> argparse.ArgumentParser
 
 def config_of(options: argparse.Namespace) -> ModelConfig:
     """Return the configuration that the options describe. A mixture has as many layers as this machine's memory holds, unless an option
-    gives their number. Raise SettingsError if the options do not fit the shape, or leave a hybrid without attention."""
+    gives the number of layers. Raise SettingsError if the options do not fit the shape, or leave a hybrid without attention."""
 
     def shape(layers: int | None) -> ModelConfig:
         return synthetic_config(options.synthetic, head_size=options.head_size, kv_heads=options.kv_heads, layers=layers)
@@ -378,13 +378,13 @@ def gauge_of(options: argparse.Namespace, device: str) -> Gauge:
 
 
 def multiplied(options: argparse.Namespace) -> str:
-    """Return the format whose peak applies to products with the requested format of weights."""
+    """Return the format of weights whose multiply rate is the limit of the products of the requested format."""
     held: str = options.quantize
     return {Q4_K_M.lower(): "int4-32", FP8: "bf16"}.get(held, held)
 
 
 def measured(model: Model, gauge: Gauge) -> Measured:
-    """Measure all figures of a model, and the limits of its device in turns with them."""
+    """Measure all figures of a model, and in turns with its steps the limits of its device."""
     rows = measure(model.prepared, model.works, gauge)
     return Measured(gauge.limits, rows, growth(model), lengthening(model))
 

@@ -4,8 +4,8 @@ weights.
 The reference is the float program, entirely in f32. The measures are the KL divergence from the reference's distribution of the next token,
 how often the most probable token is the same, and the perplexity. The text is a file (`--text`), cut into sequences that begin without
 context, or else it is sampled from the float model itself, so that no corpus is needed. `rounded` is the float program with weights that
-NumPy rounds to nearest in the same format. `auto` and formats with a budget of bits have no `rounded`, because their weights are not
-rounded alike. The difference between `rounded` and the scheme is caused by our kernels.
+NumPy rounds to nearest in the same format. `auto` and formats with a budget of bits have no `rounded`, because they do not round all
+weights to one format. The difference between `rounded` and the scheme is caused by our kernels.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How far the predictions of a scheme are from those of the reference. The fields `rounded_...` are for plainly rounded weights; None:
-    the scheme has none."""
+    """How far the predictions of a scheme are from those of the reference. The fields `rounded_...` are those of plainly rounded weights,
+    or None for a scheme without `rounded`."""
 
     scheme: str
     kl_divergence: float  # nats per token
@@ -110,7 +110,7 @@ class Rounded:
 
 
 def rounded_files(files: ModelFiles, format: WeightFormat) -> ModelFiles:
-    """Return the model's files with rounded weights, and with a head of its own."""
+    """Return the model's files with rounded weights, and with a head that is not tied to the embeddings."""
     tied = files.config.tie_word_embeddings
     head_from = next(name for name in files.weights.tensors if name.endswith(EMBEDDINGS)) if tied else None
     weights = Rounded(files.weights, format, head_from=head_from)
@@ -132,7 +132,7 @@ class Texts:
 
     num_seqs: int
     length: int  # tokens of each sequence
-    seed: int  # with which `draw` samples
+    seed: int  # the seed with which `draw` samples tokens
 
     def logits(self, model: CompiledModel, next_tokens: Callable[[int, Floats | None], NDArray[np.int32]]) -> list[Floats]:
         """Return the logits at every position. `next_tokens` returns the tokens at a position, given the logits of the previous

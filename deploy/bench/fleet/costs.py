@@ -18,20 +18,20 @@ from server.engine.step_model import StepLimits, StepModel
 
 DECODING = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # numbers of decoding sequences whose steps are measured
 NEAR, FAR = 128, 1024  # tokens of context in the two steps whose times give `context_s`
-NUM_RUNS, ENOUGH_S = 9, 0.5  # runs of a step, and seconds after which it is not run again
-# Costs that a file must have, because they would be 0 otherwise: the seconds that each of these adds to a step.
+NUM_RUNS, ENOUGH_S = 9, 0.5  # largest number of runs of a step, and seconds after which no further run begins
+# Fields that a file of costs must have, because a missing field would count as 0 -> what adds these seconds to a step.
 ADDED = {"context_s": "a token of context of a decoding sequence", "pair_s": "a pair of a prompt token and a token of context"}
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The costs and the limits of a replica. A step that computes prompts and decodes costs as much as two steps, but reads the weights
-    once: it costs the smallest step less."""
+    """The costs and the limits of a replica. A step that computes prompts and decodes costs as much as one step of each kind, less the
+    smallest step, because it reads the weights only once."""
 
     prompt: Mapping[int, float]  # tokens of one prompt -> seconds of a step
     decode: Mapping[int, float]  # sequences that decode -> seconds of a step
-    context_s: float = 0.0  # added by each token of context beyond NEAR of a decoding sequence
-    pair_s: float = 0.0  # added by each pair of a prompt token and a token of context before its chunk
+    context_s: float = 0.0  # seconds that each token of a decoding sequence's context adds, beyond the first NEAR tokens
+    pair_s: float = 0.0  # seconds that each pair of a prompt token and a token of context before its chunk adds
     max_tokens: int = 512  # largest number of tokens in a step
     max_seqs: int = 64  # largest number of sequences that run at the same time
     capacity: int = 65536  # tokens whose pages fit into memory
@@ -100,8 +100,8 @@ def measure(model: StepModel, clock: Callable[[], float] = time.perf_counter) ->
 
 
 def read(path: Path) -> Costs:
-    """Read what `relaxserve bench fleet --measure` has printed. Raise ValueError if it is something else, or has impossible numbers, or was
-    printed by a version that did not measure some of the costs, which would count as 0."""
+    """Read what `relaxserve bench fleet --measure` has printed. Raise ValueError if the file is something else, has impossible numbers, or
+    was printed by a version that did not measure some of the costs, which would count as 0."""
     try:
         text = path.read_bytes()
         found, given = msgspec.json.decode(text, type=Costs), msgspec.json.decode(text, type=dict[str, msgspec.Raw])

@@ -24,7 +24,7 @@ class Objective:
 
 
 def first_s(job: Job) -> float:
-    """Return the time from a request's arrival to its first token, infinite if it never got one."""
+    """Return the time from a request's arrival to its first token, infinite if the request has got no token."""
     return float("inf") if job.first_s is None else job.first_s - job.arrival.at_s
 
 

@@ -60,11 +60,12 @@ class Cell:
             replica.advance(until_s)
 
     def least_load(self) -> int:
-        """Return the load of the replica with the least. At least one must be up."""
+        """Return the load of the least loaded replica that is up. At least one must be up."""
         return min(replica.load for replica in self.replicas if replica.is_up)
 
     def choose(self, arrival: Arrival) -> Replica:
-        """Choose a replica for a request, and remember that it gets these prefixes. At least one must be up."""
+        """Choose a replica for a request, and remember that this replica gets the prefixes of the prompt. At least one replica must be
+        up."""
         present = {replica.name: replica for replica in self.replicas if replica.is_up}
         self._num_routed += 1
         if self._wish_of is None:
@@ -76,5 +77,5 @@ class Cell:
         return present[best]
 
     def forget(self) -> None:
-        """Let the router forget which prefixes the replicas had that are down now."""
+        """Let the router forget which prefixes were in the caches of the replicas that are down now."""
         self._owners.forget({replica.name for replica in self.replicas if replica.is_up})

@@ -1,10 +1,9 @@
 """A simulated replica: a model of the scheduler with a clock of its own. It simulates a step much faster than a replica computes it.
 
 It decides how many prompt tokens a step takes with the real pace (`server/engine/scheduling/pace.py`), admits in the order of arrival, and
-forgets the prefix that was used least recently. Steps that only decode are taken together, up to the next end or arrival. What it leaves
-out: preemption (a sequence is admitted when its prompt and its answer fit), priorities, fairness between several keys, and the host's time
-between steps.
-`tests/deploy/bench/fleet/test_replica.py` compares it with the real scheduler.
+forgets the prefix that was used least recently. Consecutive steps that only decode are simulated at once, up to the next end or arrival of
+a request. The model leaves out preemption (a sequence is admitted when its prompt and its answer fit), priorities, fairness between several
+keys, and the host's time between steps. `tests/deploy/bench/fleet/test_replica.py` compares the model with the real scheduler.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Prefixes:
     """The prefix cache: keys of blocks, the least recently used first."""
 
     def __init__(self) -> None:
-        self.kept_since_s = 0.0  # the latest time at which a block was stored that has been evicted since; 0: none was
+        self.kept_since_s = 0.0  # latest time at which a block that has since been evicted was stored; 0: no block was evicted
         self._stored_s: OrderedDict[bytes, float] = OrderedDict()
 
     def num_found(self, keys: Sequence[bytes]) -> int:
@@ -58,7 +57,7 @@ class Prefixes:
 
 class Replica:
     """A simulated replica, whose clock is `now_s`. `costs_at` returns the costs at a time, if they change, as on a machine that replicas
-    share. Their limits are those of `costs`."""
+    share. The limits of the replica are those of `costs` at any time."""
 
     def __init__(self, name: str, costs: Costs, costs_at: CostsAt | None = None) -> None:
         self.name = name
@@ -96,7 +95,7 @@ class Replica:
         return self._num_held / self._costs.capacity
 
     def start(self) -> None:
-        """Come up with an empty cache."""
+        """Begin to serve, with an empty cache."""
         assert not self.num_requests
         self._restart()
         self.is_up = True
@@ -115,7 +114,7 @@ class Replica:
             self._num_held -= job.arrival.num_prompt + job.arrival.num_new
 
     def fail(self) -> list[Job]:
-        """Go down, and lose the cache and all jobs. Return the jobs that have not ended."""
+        """Stop serving, and lose the cache and all jobs. Return the jobs that have not ended."""
         lost = [*self.waiting, *self._prompts, *(job for _, _, job in self._decoding)]
         self.waiting.clear()
         self.is_up = False
@@ -202,7 +201,7 @@ class Replica:
             end_s = holds_until_s
 
     def _decode(self, until_s: float) -> int:
-        """Take steps that only decode until a sequence ends, a request arrives or the costs change. Return their number. The step in which
+        """Take decoding steps until a sequence ends, a request arrives or the costs change. Return the number of steps. The step in which
         the costs change is taken alone."""
         num_decode = len(self._decoding)
         costs, holds_until_s = self._costs_at(self.now_s)

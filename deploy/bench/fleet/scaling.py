@@ -6,7 +6,7 @@ from deploy.bench.fleet.policies import Cell
 from deploy.bench.fleet.replica import Replica
 from deploy.ray.scaling import DOWNSCALE_DELAY_S, UPSCALE_DELAY_S, wanted
 
-LOOK_S = 2.0  # interval at which the number is decided
+LOOK_S = 2.0  # interval at which the number of replicas is decided
 START_S = 16.0  # seconds until a new replica is ready, as measured on Ray with a warm cache
 
 
@@ -14,13 +14,13 @@ class Scaler:
     """Starts and stops the replicas of a cell. A replica that stops gets no new requests, and is paid for until its requests have ended."""
 
     def __init__(self, cell: Cell, least: int, target_requests: float) -> None:
-        """Let the first `least` replicas of the cell be up, the least number at any time, and the others down. `target_requests` is the
-        number of requests per replica that the policy aims at."""
+        """Let the first `least` replicas of the cell be up, and the others down. `least` is also the least number of replicas that the
+        scaler wants. `target_requests` is the number of requests per replica that the policy aims at."""
         self.paid_s = 0.0  # seconds for which replicas are paid, summed over all of them
         self._cell = cell
         self._least = least
         self._target_requests = target_requests
-        self._starting: dict[Replica, float] = {}  # replicas that were started -> when they will be ready
+        self._starting: dict[Replica, float] = {}  # replicas that were started -> the time at which they will be ready
         self._since_s: dict[bool, float] = {}  # True: the time since which more replicas are wanted; False: fewer
         for replica in cell.replicas[least:]:
             replica.is_up = False

@@ -35,10 +35,10 @@ class Plan:
     costs: Costs
     num_cells: int = 1
     num_replicas: int = 2  # replicas of each cell
-    most_replicas: int = 0  # largest number of replicas of a cell, if it follows the load from num_replicas on; 0: it does not
+    most_replicas: int = 0  # largest number of replicas of a cell, if their number follows the load; 0: it is fixed
     target_requests: float = TARGET_REQUESTS  # running and waiting requests per replica that the policy aims at
     policy: str = "prefix"  # one of POLICIES: how the router of a cell chooses a replica
-    most_requests: int = 128  # if the least loaded replica of a cell has so many, the edge takes another cell, or refuses
+    most_requests: int = 128  # a cell whose least loaded replica has so many is full: the edge takes another cell, or refuses
     failures: tuple[Failure, ...] = ()
     costs_at: CostsAt | None = None  # returns the costs at a time, if they change
     network: Network | None = None  # None: replicas give each other no pages
@@ -112,21 +112,21 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
         return True
 
     def again(job: Job, now_s: float) -> None:
-        """Send a job to another replica, without a limit, because the fleet has admitted it before. Without a replica that is up, the job
-        is lost."""
+        """Send a job to another replica, however many requests that replica has, because the fleet has admitted the job before. Without a
+        replica that is up, the job is lost."""
         outcome.num_again += send(job, now_s, inf)
 
     network = plan.network
     transfers = {} if network is None else {cell.name: Transfers(cell, network, plan.costs, timeline.at, again) for cell in cells}
 
     def fail(failure: Failure, now_s: float) -> None:
-        """Let the replicas of a failure go down, and send the requests that they lose again."""
+        """Let the replicas of a failure go down, and send the requests that these replicas lose to other replicas."""
         cell = cells[failure.cell]
         cell.advance(now_s)
         gone = [replica for replica in cell.replicas[: failure.num_replicas] if replica.is_up]
         lost = [job for replica in gone for job in replica.fail()]
         cell.forget()
-        if not scalers:  # a scaler starts other replicas in their place
+        if not scalers:  # where there are scalers, they start other replicas instead
             timeline.at(now_s + failure.lasting_s, lambda now_s: recover(cell, gone, now_s))
         for job in lost:
             again(job, now_s)
@@ -164,9 +164,9 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
 
 
 def _cell_for(job: Job, now_s: float, cells: Iterable[Cell], most_requests: float) -> Cell | None:
-    """Return the first cell that is up and has a replica with fewer than `most_requests` requests, or None if there is none. The order of
-    cells is the session's own, so that its prefixes stay in one cell, and the sessions of a cell that fails are spread over all others. The
-    clocks of the cells that are asked run up to now."""
+    """Return the first cell that is up and has a replica with fewer than `most_requests` requests, or None if there is none. Each session
+    has an order of cells of its own, so that the prefixes of a session stay in one cell, and the sessions of a cell that fails are spread
+    over all others. The clocks of the cells that are asked run up to now."""
     session = f"session {job.arrival.session}"
     for cell in sorted(cells, key=lambda cell: key_of(cell.name.encode(), session)):
         if not cell.is_up:

@@ -46,13 +46,13 @@ class Shape:
 
 
 def key_of(before: bytes, name: str) -> bytes:
-    """Return the key of a block with this name that follows the block with the key `before`."""
+    """Return the key of the block `name` that follows the block with the key `before`."""
     return blake2b(before + name.encode(), digest_size=KEY_BYTES).digest()
 
 
 def extended(keys: tuple[bytes, ...], name: str, num_tokens: int) -> tuple[bytes, ...]:
-    """Return the keys of a prompt of `num_tokens` tokens that begins with what `keys` name and goes on with a text of its own, called
-    `name`. Only whole blocks have keys."""
+    """Return the keys of a prompt of `num_tokens` tokens. The prompt begins with the blocks that have `keys`, and goes on with a text of
+    its own, called `name`. Only whole blocks have keys."""
     found = list(keys[: num_tokens // BLOCK_TOKENS])
     while len(found) < num_tokens // BLOCK_TOKENS:
         found.append(key_of(found[-1] if found else b"", f"{name} {len(found)}"))
@@ -73,8 +73,8 @@ def _arrivals(shape: Shape, rng: random.Random, share: Callable[[float], float],
 
 
 def _alone(shape: Shape, share: Callable[[float], float], most: float) -> list[Arrival]:
-    """Return requests that share nothing, each in a session of its own. Their rate at time t is `shape.rate * share(t)`, at most
-    `shape.rate * most`."""
+    """Return requests whose prompts have no common beginnings, each in a session of its own. Their rate at time t is `shape.rate *
+    share(t)`, at most `shape.rate * most`."""
     rng = random.Random(shape.seed)
     found: list[Arrival] = []
     for number, at_s in enumerate(_arrivals(shape, rng, share, most)):
@@ -86,12 +86,12 @@ def _alone(shape: Shape, share: Callable[[float], float], most: float) -> list[A
 
 
 def poisson(shape: Shape) -> list[Arrival]:
-    """Requests that arrive independently of each other and share nothing."""
+    """Requests that arrive independently of each other, and whose prompts have no common beginnings."""
     return _alone(shape, lambda _: 1.0, 1.0)
 
 
 def bursts(shape: Shape) -> list[Arrival]:
-    """As `poisson`, but each minute has ten seconds with five times the rate of the others."""
+    """As `poisson`, but the first ten seconds of each minute have five times the rate of the other seconds."""
     quiet = 60 / (50 + 10 * 5)
     return _alone(shape, lambda at_s: quiet * (5 if at_s % 60 < 10 else 1), 5 * quiet)
 
@@ -102,9 +102,9 @@ def day(shape: Shape) -> list[Arrival]:
 
 
 def sessions(shape: Shape) -> list[Arrival]:
-    """Agents: sessions of about twelve requests, each of which begins with the one before and its answer. Sessions of one of four kinds
-    begin with the same instructions, four times as long as the text that a request adds on average. Requests after the end of the trace are
-    left out."""
+    """Agents: sessions of about twelve requests, where each prompt begins with the previous prompt and its answer. There are four kinds of
+    sessions. All sessions of a kind begin with the same instructions, which are four times as long as the text that a request adds on
+    average. Requests after the end of the trace are left out."""
     rng = random.Random(shape.seed)
     num_turns, found = 12, list[Arrival]()
     starts = Shape(shape.rate / num_turns, shape.duration_s)
@@ -119,7 +119,7 @@ def sessions(shape: Shape) -> list[Arrival]:
             after = extended(keys, f"session {shape.seed} {number}", num_prompt + num_new)
             found.append(Arrival(at_s, number, num_prompt, num_new, keys, after))
             keys, num_prompt = after, num_prompt + num_new
-            at_s += rng.expovariate(1 / 15.0)  # the tool runs, or somebody reads
+            at_s += rng.expovariate(1 / 15.0)  # meanwhile, a tool of the agent runs, or a person reads the answer
     return sorted((one for one in found if one.at_s < shape.duration_s), key=lambda one: one.at_s)
 
 

@@ -1,9 +1,9 @@
 """Pages that travel between simulated replicas: from one that has more of a prompt, or from a prefill replica that computes it first.
 
-The ingress decides as `deploy/ray/directory.py` and `deploy/ray/prefill.py` do, and the server as `server/engine/page_exchange.py`. A
-replica takes part in one transfer at a time, as the taker or the giver of pages, at the full rate: if several transfers shared the rate,
-all would end later. The simulation leaves out pages that the giver evicts meanwhile, and the time between two steps for which a giver waits
-before it reads more.
+The simulated ingress decides as `deploy/ray/directory.py` and `deploy/ray/prefill.py` do, and the simulated server as
+`server/engine/page_exchange.py` does. A replica takes part in one transfer at a time, as the taker or the giver of pages, at the full rate:
+if several transfers shared the rate, all would end later. The simulation leaves out pages that the giver evicts meanwhile, and the time
+between two steps for which a giver waits before it reads more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Network:
 
     rate_bytes: float  # bytes per second that a replica can receive, and that it can send
     prefill_tokens: int = 2048  # least number of prompt tokens, in no replica's cache, for which a prefill replica computes the prompt
-    patience_s: float = 2.0  # how much longer than computing its prompt a request waits for pages: `peer_patience_s` of servers
+    patience_s: float = 2.0  # seconds that a request waits for pages beyond the time of computing them: `peer_patience_s` of servers
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class Delivery:
     num_here: int  # blocks of the prompt that the taker has
     num_there: int  # blocks that the giver has, or will have
     limit_s: float  # time after which the taker waits no longer
-    part: Job | None = None  # what a prefill replica computes
+    part: Job | None = None  # the job of the prefill replica: compute the prompt
 
 
 class Transfers:
@@ -60,7 +60,7 @@ class Transfers:
         self._at = at
         self._again = again
         self._computing: list[Delivery] = []
-        self._num_taking, self._num_giving = Counter[Replica](), Counter[Replica]()  # transfers of each replica, also those that wait
+        self._num_taking, self._num_giving = Counter[Replica](), Counter[Replica]()  # transfers of each replica, with those that wait
         self._free_s: dict[Replica, float] = {}  # when the last transfer of a replica ends
 
     def deliver(self, job: Job, now_s: float) -> None:
@@ -105,8 +105,8 @@ class Transfers:
         return Delivery(job, taker, giver, num_here, num_there, limit_s)
 
     def _look(self, now_s: float) -> None:
-        """Send the pages of prompts that prefill replicas have computed, and give up those that are late: their jobs go on without pages.
-        While prompts are left, look again after LOOK_S."""
+        """Send the pages of prompts that prefill replicas have computed, and give up the prompts that are late: the jobs that wait for them
+        go on without pages. While prompts are left, look again after LOOK_S."""
         self._cell.advance(now_s)
         computing, self._computing = self._computing, []
         for delivery in computing:

@@ -17,12 +17,13 @@ class Driver(Protocol):
     """Sends prompts to a model."""
 
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
-        """Send the prompts, and return one stream per prompt. The stream of the late prompt comes last."""
+        """Send the prompts, and return one stream per prompt. `late` is sent once every other stream has decoded some tokens or has ended;
+        its stream comes last."""
         ...
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that has this share of the sorted values before it, or the largest one. There must be values."""
+    """Return the value that has this share of the sorted values before it, or the largest value. `values` must not be empty."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(len(ranked) * share))]
 
@@ -46,11 +47,11 @@ class InProcess:
         self._temperature = temperature
         self._streams: dict[str, Stream] = {}
         self._num_sent = 0
-        self._beside_s = 0.0  # seconds spent on other work so far
+        self._beside_s = 0.0  # seconds spent on `beside` so far
 
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None, beside: Beside | None = None) -> list[Stream]:
         """Run the engine until all streams have ended. Times of streams do not include the time of `beside`. If there is a late prompt,
-        `beside` begins when it arrives. Raise RuntimeError if a request fails."""
+        `beside` begins when this prompt arrives. Raise RuntimeError if a request fails."""
         self._streams = {}
         began_s, num_before = self._now_s(), self.engine.timing.num_tokens
         coming = deque(sorted(prompts, key=lambda prompt: prompt.at_s))
@@ -71,13 +72,13 @@ class InProcess:
         return list(self._streams.values())
 
     def _let(self, beside: Beside, num_tokens: int) -> None:
-        """Let the other work catch up, and count the time that it takes."""
+        """Let `beside` catch up, and add the time that this takes to `_beside_s`."""
         began_s = time.perf_counter()
         beside.catch_up(num_tokens)
         self._beside_s += time.perf_counter() - began_s
 
     def _now_s(self) -> float:
-        """Return the time without the time of other work."""
+        """Return the time of the clock minus the time spent on `beside` so far."""
         return time.perf_counter() - self._beside_s
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class InProcess:
         self.engine.submit(Submit(request_id, prompt.ids, params))
 
     def _hear(self, message: FromWorker) -> None:
-        """Record the tokens that the engine publishes. Raise RuntimeError if it reports a failed request."""
+        """Record the tokens that the engine publishes. Raise RuntimeError if the engine reports a failed request."""
         now_s = self._now_s()
         if isinstance(message, Failed):
             raise RuntimeError(f"request {message.request_id} failed: {message.message}")

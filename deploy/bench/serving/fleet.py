@@ -9,7 +9,8 @@
 
 Traces: `poisson` (independent requests), `bursts` (five times the rate for ten seconds of each minute), `sessions` (agents, whose prompts
 grow), `day` (little load at night). A simulated replica decides as the scheduler does, and its steps take as long as measured ones. The
-policies `load`, `sessions` and `prefix` use the ranking of the router, with less or more knowledge; `round-robin` is there to compare with.
+policies `load`, `sessions` and `prefix` use the ranking of the router, and differ in what the router knows about a request; `round-robin`
+takes the replicas in turn.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from deploy.bench.fleet.transfers import Network
 from deploy.bench.measure import Figure, report
 from deploy.ray.scaling import TARGET_REQUESTS
 
-MOST_REQUESTS, MOST_TOKENS = 2_000_000, 1_000_000_000  # largest numbers of a simulated trace
-FAIL_S = 60.0  # seconds for which replicas that fail are away
+MOST_REQUESTS, MOST_TOKENS = 2_000_000, 1_000_000_000  # largest numbers of requests and of prompt tokens in a trace
+FAIL_S = 60.0  # seconds for which replicas that fail are away, by default
 PREFILL_TOKENS, PATIENCE_S = 2048, 2.0  # defaults of options
 
 
@@ -101,7 +102,7 @@ def _named(policy: str, figure: Figure) -> Figure:
 
 
 def _require_partners(options: argparse.Namespace) -> None:
-    """Raise ValueError if an option is set that has no effect without another one, and that one is not."""
+    """Raise ValueError if an option is set that has no effect without another option, and this other option is not set."""
     partners = {"prefill_tokens": "network", "patience": "network", "target_requests": "most_replicas", "fail_s": "fail"}
     for name, partner in partners.items():
         if getattr(options, name) is not None and not getattr(options, partner):

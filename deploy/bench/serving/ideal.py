@@ -1,8 +1,8 @@
 """The ideal of a load: the time that the model alone, without an engine, needs for the same tokens in the best order. The ideal of a late
-prompt is the same prompt without other streams.
+prompt, which arrives while other streams run, is the time of the same prompt alone.
 
-The speed of a shared machine changes within seconds. So the ideal runs in turns with the engine: after each step of the engine it catches
-up with the number of tokens that the engine has computed. Both use the same pages of the KV cache, so the engine's answers become
+The speed of a shared machine changes within seconds. So the ideal runs in turns with the engine: after each step of the engine, the ideal
+catches up with the number of tokens that the engine has computed. Both use the same pages of the KV cache. This makes the engine's answers
 meaningless, but steps take as long as with the right keys.
 """
 
@@ -34,7 +34,7 @@ class Took:
 
 
 class Ideal:
-    """Steps with prompts, as large as possible, and then steps with one token of each client."""
+    """The steps of an ideal, which `run` or `catch_up` runs: first steps with prompts, then steps with one token of each client."""
 
     def __init__(self, model: CompiledModel, prompts: Sequence[StepBatch], decoding: Sequence[StepBatch]) -> None:
         """`prompts`: the steps with prompts. `decoding`: the steps after them. None is run yet."""
@@ -46,8 +46,8 @@ class Ideal:
 
     @staticmethod
     def of_clients(model: CompiledModel, num_clients: int, length: int = LENGTH) -> Ideal:
-        """Return the ideal of clients that come together, each with a prompt of `length` tokens and as many new tokens. A step with prompts
-        has as many whole prompts as fit, at least one."""
+        """Return the ideal of clients that arrive together, each with a prompt of `length` tokens and as many new tokens. A step with
+        prompts has as many whole prompts as fit, at least one."""
         limits = model.limits
         together = max(1, min(num_clients, limits.max_tokens // length))
         counts = [min(together, num_clients - first) for first in range(0, num_clients, together)]
@@ -67,7 +67,7 @@ class Ideal:
         return Ideal(model, [step_of(model.limits, num_seqs=1, num_each=end - start, context=end) for start, end in chunks], [])
 
     def run(self) -> Took:
-        """Run all steps that are left. Return the time of all steps, also of those before."""
+        """Run all steps that are left. Return the time of all steps, including those that ran before this call."""
         while self._num_done < len(self._steps):
             self._step()
         return self.took

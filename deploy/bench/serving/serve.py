@@ -45,7 +45,7 @@ CLIENTS = (1, 4, 8, 16, 32, 64)  # the numbers of clients that are measured by d
 ARRIVAL_SHARE = 0.7  # rate of arrivals / rate that the model can serve
 NUM_SHARED = 1000  # tokens that the two prompts of `prefix` share
 NUM_ARRIVING, NUM_LATE, NUM_DECODING = 2000, 8, 16  # tokens of the late prompt; new tokens after it; streams that decode beside it
-# Numbers of loads. A load of clients has their number, and when it runs again, AGAIN more.
+# Numbers of loads, from which their random prompts are made. A load of N clients has the number N; if it runs a second time, N + AGAIN.
 AGAIN = 2 * MOST_SEQUENCES
 ARRIVALS, DECODING = MOST_SEQUENCES + 1, MOST_SEQUENCES + 2
 HOST_SHARES = {1: 0.05, 32: 0.08}  # number of clients -> goal for the share of a step outside kernels
@@ -56,7 +56,8 @@ JUDGED_MODEL, JUDGED_FORMATS = f"{PREFIX}0.5b", ("int8", "int4-32")  # the goals
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Random prompts. The same numbers and length always give the same prompt, and prompts of different numbers share no prefix."""
+    """Random prompts. The same number of a load, client and length always give the same prompt, and prompts of different loads or clients
+    share no prefix."""
 
     vocab_size: int
     length: int = LENGTH  # tokens of a client's prompt, and new tokens
@@ -67,17 +68,17 @@ class Texts:
         return tuple(np.random.default_rng((number, client)).integers(3, self.vocab_size, length).tolist())
 
     def several(self, number: int, count: int, num_new: int | None = None) -> list[Prompt]:
-        """Return prompts of `count` clients, each for `num_new` new tokens, or else as many as its prompt has. `number` is the number of
-        the load."""
+        """Return prompts of `count` clients, each for `num_new` new tokens (None: as many as the prompt has). `number` is the number of the
+        load."""
         return [Prompt(self.make(number, self.length, client), num_new or self.length) for client in range(1, count + 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The times of one run of clients, without the time that the ideal took between its steps."""
+    """The times of one run of clients, without the time that the ideal took between the steps of the run."""
 
     name: str  # name of the load
-    wall_s: float  # seconds from its begin to the end of the last stream
+    wall_s: float  # seconds from the beginning of the run to the end of the last stream
     processor_s: float  # processor time of all threads
     first_s: Sequence[float]  # for each client, seconds until its first token
 
@@ -126,8 +127,8 @@ def burst_figures(driver: InProcess, model: CompiledModel, num_clients: int, tex
 
 
 def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], num_clients: int, texts: Texts) -> list[Figure]:
-    """Run the same number of clients once per name, in turns with the ideal, with other prompts each time. Return the figures of all runs,
-    and behind them their comparisons with the ideal."""
+    """Run the same number of clients once per name, in turns with the ideal, with new prompts each time. Return the figures of all runs,
+    followed by the comparisons of the runs with the ideal."""
     figures: list[Figure] = []
     compared: list[Figure] = []
     for number, name in enumerate(names):
@@ -185,7 +186,7 @@ def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int, 
 
 def http_figures(driver: OverHttp, limits: StepLimits, numbers: Sequence[int], inside: list[Figure], texts: Texts) -> list[Figure]:
     """Measure `clients`, `prefix` and `arrival` with a server. `inside` has the figures of the same numbers of clients without a server,
-    with which the throughput is compared. One short request before is not counted."""
+    with which the throughput is compared. A short request, which is not measured, is sent first."""
     driver.run(texts.several(0, 1, num_new=8))
     rates = {figure.name: figure.value for figure in inside}
     figures: list[Figure] = []
@@ -216,8 +217,8 @@ def stream_figures(name: str, streams: Sequence[Stream]) -> list[Figure]:
 
 
 def prefix_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
-    """Compare the times to the first token of two prompts with a common beginning. `where` begins the name of the figure. Return [] if the
-    model's context is too short."""
+    """Compare the times to the first token of two prompts with a common beginning. `where` is the beginning of the name of the figure.
+    Return [] if the model's context is too short."""
     num_own, num_new = 16, 8
     if limits.max_context < NUM_SHARED + num_own + num_new:
         return []
@@ -261,9 +262,9 @@ def decoding_prompts(texts: Texts) -> list[Prompt]:
 
 
 def late_figures(others: Sequence[Stream], late: Stream, alone_s: float, where: str) -> list[Figure]:
-    """Measure how much longer a long prompt takes while other streams run, and the gaps between their tokens until the prompt's first
-    token. Alone, its first token comes after `alone_s`. Return [] if no gap of the other streams lies in this time, or none outside it
-    after all have begun."""
+    """Measure how much longer a long prompt takes while other streams run, and the gaps between the tokens of these streams until the
+    prompt's first token. `alone_s` is the time to the first token of the prompt alone. Return [] if the other streams have no gap during
+    this time, or none outside it once all of them have begun."""
     end_s = late.times_s[0]
     beside = [b - a for s in others for a, b in zip(s.times_s, s.times_s[1:], strict=False) if b > late.began_s and a < end_s]
     quiet_s = max(stream.times_s[0] for stream in others)
