@@ -26,7 +26,7 @@ from server.settings import SettingsError
 # VS Code.
 KEYS = ("mcpServers", "servers")
 VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)\}")  # stands for a variable of the environment
-INPUT = re.compile(r"\$\{(input|command|workspaceFolder|userHome)[:}]")  # stands for a value that only an editor knows
+INPUT = re.compile(r"\$\{(input|command|workspaceFolder|userHome)[:}]")  # stands for a value that only an editor can fill in
 
 
 def sessions(texts: Sequence[str]) -> list[Session]:
@@ -127,8 +127,8 @@ def _texts(entry: object, key: str, where: str) -> dict[str, str]:
 
 
 def _expanded(text: str, where: str) -> str:
-    """Replace ${NAME} and ${env:NAME} by variables of the environment. Raise SettingsError if a variable is missing, or for the
-    placeholders of INPUT. Any other text stays as it is."""
+    """Replace ${NAME} and ${env:NAME} by variables of the environment. Raise SettingsError if a variable is missing, or if the text has a
+    placeholder of INPUT. Any other text stays as it is."""
     if asked := INPUT.search(text):
         raise SettingsError(f"{where} has {asked[0]}, which only an editor can replace; use ${{NAME}} of the environment")
 

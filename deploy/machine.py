@@ -112,7 +112,7 @@ def _huge_pages() -> str:
 
 def _cache_folder(path: Path) -> CacheFolder:
     """Describe the cache folder. This reads the size of every file in it."""
-    there = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))  # false where this user may not look
+    there = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))  # `exists` is false if this user may not look
     used = sum(map(_num_bytes, path.rglob("*"))) if there == path else 0
     refusal = ""
     if not flags.current().no_cache:

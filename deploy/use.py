@@ -1,7 +1,7 @@
 """Mark stored files as in use by a marker, a file beside each of them. If a process is killed while it uses a file, the marker remains, and
 the next start verifies the file. The start that writes a file need not wait until the file is on the disk, because the marker is removed
-only after that. After a power failure, the marker is there on file systems that keep the order of changes to a folder, such as ext4 with
-its journal, xfs and btrfs.
+only once the file is. After a power failure, the marker still exists on file systems that keep the order of changes to a folder, such as
+ext4 with its journal, xfs and btrfs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 INFIX = ".used-"  # part of a marker's name between the name of the file and a random part
 _BLOCK_BYTES = 32 << 20
-_refused = set[Path]()  # files that the disk failed to write: only the first `fsync` after a failure reports it
+_refused = set[Path]()  # files that the disk failed to write; noted, because only the first `fsync` after a failure reports it
 
 
 class Use:
