@@ -51,9 +51,11 @@ class ModelFiles:
     architectures: tuple[str, ...] = ()  # class names from config.json
     method: str = ""  # name of the method by which a folder's weights are quantised; "" if they are not
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file; None: it is a folder
-    # Returns the numbers that encode matrices of a quantised checkpoint. None: it has no matrices that programs keep in this form.
+    # Returns the numbers that encode matrices of a quantised checkpoint. None: the checkpoint has no matrices that programs keep in this
+    # form.
     held: WeightSource | None = None
-    # Returns the numbers of the matrices that this program has quantised to a number of bits (deploy/quantizing). None: it has not.
+    # Returns the numbers of the matrices that this program has quantised to a number of bits (deploy/quantizing). None: it has quantised
+    # none.
     quantised: WeightSource | None = None
 
     def source(self, format: WeightFormat) -> WeightSource:
@@ -100,8 +102,8 @@ def find_source(known: Asked) -> Located:
 
 
 def open_source(known: Located) -> Opened:
-    """Open the files. If the load names no `max_context`, take the one in the file of the model's defaults (locate.py), if it has one. In
-    this case, a worker that replaces another takes the former worker's context, `least_context`, even if the file has changed: running
+    """Open the files. If the load names no `max_context`, use that of the file of the model's defaults (locate.py), if the file has one. In
+    this case, a worker that replaces another uses the former worker's context, `least_context`, even if the file has changed: running
     requests rely on it. Raise LoadError if the files cannot be read or are not supported."""
     files = open_files(known.path)
     known.progress("verify", 0.0)  # from now on, the front reads the tokenizer; a model that cannot be opened is refused first
@@ -115,8 +117,8 @@ def open_source(known: Located) -> Opened:
 
 @refusals()
 def open_files(path: Path) -> ModelFiles:
-    """Read the configuration and the headers of the weights. Of a folder's weights, read only the table of embeddings and a head beside it,
-    if the embeddings are tied. Raise LoadError if they cannot be read or are not supported."""
+    """Read the configuration and the headers of the weights. Read no weights, except the table of embeddings and the head of a folder whose
+    configuration ties them. Raise LoadError if the files cannot be read or are not supported."""
     return _open_gguf(path) if path.is_file() else _open_folder(path)
 
 

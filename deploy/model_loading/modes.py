@@ -30,7 +30,8 @@ from server.engine.step_model import GroupLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
-# Largest number of tokens in a step, unless `max_batch`, an image or an encoder's text needs more. The arena is planned for the result.
+# Largest number of tokens in a step, unless `max_batch`, an image or an encoder's text needs more. The arena is planned for the resulting
+# number.
 MAX_STEP_TOKENS = 512
 # Most tokens of a sequence if the load names no context. Page tables, and a GPU's work space, are planned for it.
 MOST_CONTEXT = 1 << 18
@@ -184,8 +185,8 @@ class _Writer(_Decoder):
         return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH, self.layers, self.ranks))
 
     def pages(self) -> tuple[Pages, ...]:
-        """Return the useful numbers of pages of each group. At most, they suffice for a full batch of sequences of full length: one of them
-        computes many tokens in a step, and each other one a single token."""
+        """Return the useful numbers of pages of each group. The largest numbers suffice for a full batch of sequences of full length: one
+        of them computes many tokens in a step, and each other one a single token."""
         return tuple(self._pages(group, self._most_pages(group, 1) * (self.bounds.max_seqs - 1)) for group in self.groups)
 
 
@@ -252,8 +253,8 @@ class Encoder(_Mode):
     entry: ClassVar[str] = ENCODE
     unused: ClassVar[tuple[str, ...]] = ENCODER_UNUSED
     generates: ClassVar[bool] = False
-    # All positions if texts are padded. Otherwise the context of the load, or the longest text that the model's files state,
-    # or ENCODER_CONTEXT, but at most its number of positions.
+    # All positions if texts are padded. Otherwise the context of the load, or the longest text that the model's files state, or
+    # ENCODER_CONTEXT, but at most the model's number of positions.
     max_context: int
     bounds: EncodeBounds
 

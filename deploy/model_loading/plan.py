@@ -114,7 +114,8 @@ def wanted_plan(known: Compiled, device: Limits) -> Plan:
     each group."""
     executable, entry, pages, load = known.program.executable, known.mode.entry, known.mode.pages(), known.load
     step, others = executable.meta.functions[entry], _others(executable, entry)
-    # Functions after the step read its results in the arena, and steps run between the parts of an encoder.
+    # Functions after the step read its results in the arena, and steps run between the parts of an encoder, so these three kinds of
+    # functions have separate parts of the arena.
     arena_bytes = _arena_of(step) + sum(
         max((_arena_of(f) for f in others if (f.name in BESIDE) is beside), default=0) for beside in (False, True)
     )

@@ -2,8 +2,8 @@
 
 The number of rows decides which shape of the tensor cores' instruction multiplies them. NVIDIA does not document in which order an
 instruction adds products, nor how it rounds. So a load multiplies rows by small matrices with every shape. The rows have numbers of mixed
-magnitudes, and products that cancel, because their bits show the order. If a row's bits differ, the model runs the code of an older
-generation, whose products have one shape.
+magnitudes, and products that cancel, so that the bits of the sums show the order. If a row's bits differ, the model runs the code of an
+older generation of GPUs, whose products have one shape.
 """
 
 from __future__ import annotations

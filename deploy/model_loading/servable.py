@@ -38,7 +38,7 @@ class Servable(Formed):
 
     @property
     def _embeds_images(self) -> bool:
-        """Whether images have vectors. A decoder with vision that embeds texts sees no images."""
+        """Whether the model embeds images. A decoder with vision that embeds texts sees no images."""
         return isinstance(self.mode, Encoder) and self.files.config.vision is not None
 
     @property
