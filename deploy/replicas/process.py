@@ -28,7 +28,7 @@ from runtime.own_folder import OwnFolder
 from server.messages import LOCAL
 from server.signal_names import describe_status
 
-FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder
+FOLDER = "relaxserve-replica-"  # beginning of the name of the server's temporary folder
 READY_POLL_S = 0.1
 ASK_S = 5.0  # longest time for an answer to a question of the replica
 # Settings that the replica decides. `drain_s` is longer than the grace period after which the engine of the fleet ends a replica: another
@@ -66,8 +66,8 @@ class ServerProcess:
         stages: StagePlaces | None = None,
     ) -> None:
         """Start the server. `settings` are those of its configuration file. Raise SettingsError if one is wrong. If the server has keys or
-        is `insecure`, it listens on `address`, that of this machine in the cluster; otherwise only this machine reaches it. Each model
-        computes with `num_threads` threads, or with RELAXSERVE_THREADS if the environment has it. Without `stages`, models are not
+        is `insecure`, it listens on `address`, the address of this machine in the cluster; otherwise only this machine reaches it. Each
+        model computes with `num_threads` threads, or with RELAXSERVE_THREADS if the environment has it. Without `stages`, models are not
         divided."""
         self.key = secrets.token_hex(16)
         self._folder = OwnFolder(Path(tempfile.gettempdir()), FOLDER)
@@ -110,7 +110,8 @@ class ServerProcess:
         if num_threads is not None:
             environment.setdefault(f"{PREFIX}THREADS", str(num_threads))
         words = bound((*command("deploy.cli"), "serve", "--config", str(config)))
-        # In a group of its own, it takes no Ctrl-C of a terminal: this process stops it when its requests have ended.
+        # In a process group of its own, the server gets no Ctrl-C of a terminal: this process stops the server when its requests have
+        # ended.
         return subprocess.Popen(
             words, env=environment, process_group=0, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
         )
@@ -161,7 +162,7 @@ class ServerProcess:
         return int(json.loads(self.ask("/load"))["server_load"])
 
     def pages_share(self) -> float:
-        """Return the share of pages that running requests hold, of the model that has most in use."""
+        """Return the share of its pages that running requests use, for the model with the largest share."""
         return max((float(found) for found in USAGE.findall(self.ask("/metrics").decode())), default=0.0)
 
     def ask(self, path: str) -> bytes:
@@ -170,8 +171,8 @@ class ServerProcess:
 
     def stop(self, within_s: float | None = None) -> None:
         """Let running requests end, then stop the server. Kill it if that takes longer than `within_s`. Without this limit, the engine of
-        the fleet kills this process at the end of its grace period, and the kernel the server. A server that did not answer the last
-        health check is killed at once: its requests wait for another one. Remove the files of the server."""
+        the fleet kills this process at the end of its grace period, and the kernel then kills the server. A server that did not answer the
+        last health check is killed at once: its requests wait for another server. Remove the files of the server."""
         if self._is_silent:
             self._process.kill()
         else:
