@@ -28,7 +28,7 @@ class Served:
     url: str
     model: str
     context: int  # number of tokens of the longest sequence
-    key: str | None = None  # API key for the server; None: the agent gets NO_KEY, or no key if it demands none
+    key: str | None = None  # API key for the server; None: the agent gets NO_KEY, or no key if the agent demands none
 
     @property
     def answer(self) -> int:
@@ -54,7 +54,7 @@ class Agent:
     name: str
     program: str  # name of the executable, looked up in PATH
     package: str  # the command that installs the agent
-    first_tokens: int  # tokens of the agent's instructions and tools, with which each conversation begins
+    first_tokens: int  # number of tokens of the agent's instructions and tools, with which each conversation begins
     settings: Callable[[Served], Settings]
 
 

@@ -77,7 +77,7 @@ def _remote(name: str, url: str, headers: Mapping[str, str]) -> Session:
 
 
 def _host(url: str) -> str:
-    """Return the host of an address, or "" if it names none."""
+    """Return the host of an address, or "" if the address names no host."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:  # brackets without an IPv6 address between them
@@ -100,8 +100,8 @@ def _entries(path: Path) -> Mapping[str, Any]:
 
 
 def _described(name: str, entry: object, path: str) -> Session:
-    """Return the session of a server that a file describes by a `url` or a `command`. Raise SettingsError if it has neither, or if a part
-    of the entry has the wrong type. `path` is the file's name in error messages."""
+    """Return the session of a server that a file describes by a `url` or a `command`. Raise SettingsError if the entry has neither, or if a
+    part of it has the wrong type. `path` is the file's name in error messages."""
     where = f"{name} in {path}"
     match entry:
         case {"url": str(url)}:

@@ -144,8 +144,8 @@ class Kept:
             require_private(folder)
 
     def require_keys(self) -> None:
-        """Raise UnsafeCache if the key of the files that every load writes can be read or changed by others, or has a wrong length, and
-        DamagedFile if it is not a regular file. No key is made."""
+        """Raise UnsafeCache if the key of the files that every load writes can be read or changed by others, or has a wrong length. Raise
+        DamagedFile if the file with the key is not a regular file. No key is made."""
         for folder in (self.executables.folder, self._weights):
             with suppress(OSError):  # loads continue without the cache
                 if is_shared() or (folder / KEY_FILE).exists():
@@ -234,8 +234,8 @@ class Kept:
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
         """Remove files that cannot be used any more: weights and assembled code without a program, and leftovers. With `keep_bytes`, also
         remove the least recently used items until the remaining ones have at most so many bytes, except items used in the last `keep_s`
-        seconds. Return the removed items. With `dry_run`, remove nothing, and return the items that would be removed. Raise CannotRemove
-        if one cannot be removed; the others are removed nevertheless."""
+        seconds. Return the removed items. With `dry_run`, remove nothing, and return the items that would be removed. Raise CannotRemove if
+        an item cannot be removed; the other items are removed nevertheless."""
         items = self.items()
         keys = {item.key for item in items if item.part is Part.PROGRAM}
         going = [item for item in items if item.part not in INDEPENDENT and (item.part is Part.LEFTOVER or item.key not in keys)]
@@ -341,8 +341,8 @@ class Kept:
 
     def _leftovers(self, of_items: set[Path]) -> Iterator[Item]:
         """Yield the files with names of ours that belong to no item (`of_items` has the paths of all items), and have not changed for
-        ABANDONED_S seconds. They are temporary files of interrupted loads, and files that lie beside a program and remain when it is
-        gone."""
+        ABANDONED_S seconds. They are temporary files of interrupted loads, and files that belonged to a program and were not removed with
+        it."""
         now = time.time()
         for path in (
             *self.executables.folder.glob("*"),
@@ -361,7 +361,7 @@ class Kept:
 
 
 def keep(place: Path, content: bytes, what: str) -> None:
-    """Write a sealed file into the cache. If it cannot be written, log that `what` is not stored."""
+    """Write a sealed file into the cache, or log that `what` is not stored if the file cannot be written."""
     try:
         sealed.store(place, content)
     except OSError as error:
@@ -369,7 +369,7 @@ def keep(place: Path, content: bytes, what: str) -> None:
 
 
 def keep_sections(place: Path, sections: Mapping[str, memoryview], what: str) -> None:
-    """Write a file of sections into the cache. If it cannot be written, log that `what` is not stored."""
+    """Write a file of sections into the cache, or log that `what` is not stored if the file cannot be written."""
     try:
         make_private(place.parent)
         with writing(place, {name: content.nbytes for name, content in sections.items()}, key_of(place.parent)) as put:

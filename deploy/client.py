@@ -1,4 +1,4 @@
-"""An HTTP client for a running server: administration and streamed chat. It needs only the standard library.
+"""An HTTP client for a running server: administration and streamed chat. It uses the HTTP client of the standard library.
 
 ServerFault    the server is unreachable, is not relaxserve, or answers with an error
 """
@@ -163,7 +163,7 @@ def segment(name: str) -> str:
 
 
 def _host(url: str) -> str:
-    """Return the host of a server's address. Raise ServerFault if it is not an HTTP address with a host."""
+    """Return the host of a server's address. Raise ServerFault if the address is not an HTTP address with a host."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -187,8 +187,8 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 
 def _fault(answer: Mapping[str, Any], otherwise: str = "the server failed") -> ServerFault:
-    """Return the fault that an error envelope reports: its message, for errors of keys a remedy, and its further fields. The message is
-    `otherwise` if the envelope has none."""
+    """Return the fault that an error envelope reports: its message, for errors of keys a remedy, and its further fields. If the envelope
+    has no message, the fault's message is `otherwise`."""
     error = answer.get("error", {})
     message = error.get("message") or otherwise
     if error.get("code") in ("invalid_api_key", "admin_key_required"):

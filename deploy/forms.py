@@ -96,7 +96,8 @@ def _form(files: ModelFiles, found: Inspection, name: str, format: WeightFormat)
     """Return the memory and the error of the inspected model in a format. `found` is the inspection of the model in one format. The memory
     besides the weights is assumed to be the same in all formats."""
     plan = found.plan
-    # for the inspected format the plan is exact; for the others, whose programs are not compiled, the sum lacks the padding of panels
+    # The plan has the exact bytes of the inspected format. Programs of other formats are not compiled, so `bytes_of` omits the padding of
+    # panels.
     is_inspected = (name, str(files.path)) == (found.quantize, found.source)
     weights_bytes = plan.weights_bytes if is_inspected else bytes_of(files, format)
     room = found.available_bytes - WORKER_BYTES - plan.arena_bytes - weights_bytes
@@ -174,8 +175,8 @@ def _head_bits() -> float:
 
 
 def quantised_bytes(info: TensorInfo, format: WeightFormat) -> int:
-    """Return the bytes in memory of a matrix in a format of 8 or 4 bits: those of its numbers, and of the scales that the products of this
-    machine read."""
+    """Return the bytes in memory of a matrix in a format of 8 or 4 bits: the bytes of its numbers, and of the scales that the products of
+    this machine read."""
     *rows, length = info.shape
     groups, widened = length // format.group if format.group else 1, product_tiles(host()).widened
     scales = groups * (2 if format.bits == 4 else 4)

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def opened(wanted: Wanted) -> Servable:
-    """Return the model to export, with its defaults. Raise LoadError if it cannot be exported."""
+    """Return the model to export, with its defaults. Raise LoadError if the model cannot be exported."""
     from deploy.export.model import servable
     from deploy.export.web import page_sees
     from deploy.model_loading.known import begin

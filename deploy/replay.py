@@ -66,7 +66,7 @@ class Difference:
 
     request: Logged
     field: str  # path of the field, such as choices[0].text
-    logged: str  # its value in the logged answer, or the part of the value around the difference
+    logged: str  # the field's value in the logged answer, or the part of the value around the difference
     now: str  # the value, or this part of it, in the new answer
     fingerprint: str  # fingerprint of the new answer; "" if it has none
 

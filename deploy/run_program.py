@@ -71,8 +71,8 @@ def leaves(value: Any) -> list[NDArray[Any]]:
 
 
 def _values(params: tuple[Var, ...], dims: Mapping[str, int]) -> dict[DimVar, int]:
-    """Return the values of all variables in the types of the parameters. Raise CompileError if one has no value, or if `dims` has a name
-    that is no variable."""
+    """Return the values of all variables in the types of the parameters. Raise CompileError if a variable has no value, or if `dims` has a
+    name that is no variable."""
     variables = dict.fromkeys(v for p in params for v in vars_of(p.type))
     known = {v.name for v in variables}
     if unknown := sorted(set(dims) - known):

@@ -72,7 +72,7 @@ def make_worker(
     spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None, events: CacheEvents | None = None
 ) -> Supervisor:
     """Return a supervisor for the worker of a model. The worker is not started yet. The settings that concern workers become part of the
-    load. `events`: publishes the changes of the worker's prefix cache; None: they are not reported. Raise SettingsError if a file with a
+    load. `events`: publishes the changes of the worker's prefix cache; None: changes are not reported. Raise SettingsError if a file with a
     secret cannot be used."""
     file = settings.stage_secret_file if spec.stages else None
     secret = "" if file is None else read_secret(file, "stage_secret_file")
@@ -142,7 +142,7 @@ async def _answer_of(who: str, command: tuple[str, ...], asked: msgspec.Struct) 
     try:
         output, _ = await process.communicate(msgspec.json.encode(asked))
     except asyncio.CancelledError:
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError):  # the process has just ended
             process.kill()
         await process.wait()
         raise
@@ -169,7 +169,7 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
     warn_of_open_names(settings)
     settings, cache = with_descriptors(settings), kept()
     if settings.batch_dir is None and cache is not None and settings.port:
-        settings = replace(settings, batch_dir=cache.folder / "batches" / str(settings.port))  # the same after a restart
+        settings = replace(settings, batch_dir=cache.folder / "batches" / str(settings.port))  # a restarted server uses the same folder
     tracer = tracer_of(settings)
     with (
         nullcontext() if settings.state_file is None else own_state(settings.state_file),

@@ -245,7 +245,7 @@ def _path(text: str) -> Path:
 
 
 def _text(text: str) -> str:
-    """Return the text. Raise ValueError if it has a zero byte, or is no Unicode: then it can be neither a path nor an address."""
+    """Return the text. Raise ValueError if the text has a zero byte, or is no Unicode, and so can be neither a path nor an address."""
     if "\0" in text:
         raise ValueError(text)
     text.encode()
@@ -310,14 +310,14 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
-    """Read a configuration file: settings by name, and `models`, a list whose entries have a `source` and any field of a load. Raise
-    SettingsError if it cannot be read or is wrong."""
+    """Read a configuration file: settings by name, and `models`, a list whose entries have a `source` and any field of ModelSpec that a
+    file may set. Raise SettingsError if the file cannot be read or is wrong."""
     return checked(read_document(path), path)
 
 
 def read_document(path: Path) -> dict[Any, Any]:
     """Read the YAML document of a configuration file, without checking its keys and values. An empty file gives {}. Raise SettingsError if
-    it cannot be read, or is no mapping in YAML."""
+    the file cannot be read, or is no mapping in YAML."""
     path = at_home(str(path))
     try:
         document = yaml.load(path.read_text() if _STREAM.fullmatch(str(path)) else regular(path).read_text(), _Loader)
@@ -381,7 +381,7 @@ def _from_yaml(name: str, value: object, where: str) -> Any:
 
 def model_entry(entry: object, where: str) -> ModelSpec:
     """Parse an entry of `models` in the file: a text as `model_spec` reads it, or a mapping with a `source` and fields of ModelSpec.
-    `where` names the entry in messages. Raise SettingsError if it is wrong."""
+    `where` names the entry in messages. Raise SettingsError if the entry is wrong."""
     if isinstance(entry, str):
         return model_spec(entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
@@ -420,7 +420,7 @@ def model_entry(entry: object, where: str) -> ModelSpec:
 
 def stages_of(text: str) -> tuple[str, ...]:
     """Parse the value of the option `--stages`: a number of processes, or the places of a model's stages separated by commas. Raise
-    SettingsError if it is wrong."""
+    SettingsError if the value is wrong."""
     try:
         return parse_places(text)
     except PlaceError as error:

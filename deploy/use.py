@@ -88,7 +88,7 @@ def _is_on_disk(path: Path) -> bool:
 
 
 def markers_of(path: Path) -> list[Path]:
-    """List the markers next to a file, those of running processes and those that were left behind."""
+    """List the markers next to a file, both the markers of running processes and those that were left behind."""
     return sorted(path.parent.glob(f"{path.name}{INFIX}*"))
 
 
@@ -113,10 +113,10 @@ def begin_use(
     path: Path, *, verify: bool = False, restart: bool = False, progress: Callable[[float], None] = lambda _: None
 ) -> Path | None:
     """Mark a stored file as in use and return its path. If the file exists, verify it first if it was damaged before (`verify`), or if a
-    process was killed while it used the file. Remove it if it is damaged; return None if it cannot be removed. So there may be no file at
-    the path that is returned, and the caller then writes it. After a `restart` by the server, a killed process is no reason to wait for
-    verification: the previous worker only read the file, and a check runs at the same time as the new worker. `progress` gets the fraction
-    that is verified. If no marker can be written, the file is used without one. Raise OSError if the file exists and cannot be read."""
+    process was killed while it used the file. Remove a damaged file, or return None if it cannot be removed. So there may be no file at the
+    returned path; the caller then writes the file. After a `restart` by the server, a killed process is no reason to wait for verification:
+    the previous worker only read the file, and a check runs at the same time as the new worker. `progress` gets the fraction that is
+    verified. If no marker can be written, the file is used without one. Raise OSError if the file exists and cannot be read."""
     left = left_behind(path)
     if path.exists() and (verify or (left and not restart)):
         why = "it was damaged before" if verify else "the last process that used it was killed"

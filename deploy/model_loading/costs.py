@@ -174,7 +174,7 @@ def _fastest(model: StepModel, batches: Iterable[StepBatch]) -> float:
 
 
 def _read(path: Path) -> Measured | None:
-    """Return the times that a file has. Return None if it is missing, malformed or implausible, or has no times of steps."""
+    """Return the times that a file has. Return None if the file is missing, malformed or implausible, or has no times of steps."""
     try:
         with regular(path).open("rb") as file:
             costs = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Measured)

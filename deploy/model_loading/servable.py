@@ -1,5 +1,5 @@
-"""Decide from the configuration of a model and the headers of its weights whether it can be served, and what it serves. All commands share
-this stage, which refuses a model before anything is compiled."""
+"""Decide from the configuration of a model and the headers of its weights whether the model can be served, and for which requests. All
+commands share this stage, which refuses a model before anything is compiled."""
 
 from __future__ import annotations
 

@@ -176,8 +176,8 @@ def arguments_of(batch: StepBatch, groups: Sequence[CacheGroup], stream: Vectors
 
 
 class _Stepping:
-    """The base class of all decoders, with a KV pool, a sampler, and defaults for models that read no excerpts. Subclasses add `run`, which
-    computes one step."""
+    """The base class of the step models of all decoders, with a KV pool, a sampler, and defaults for models that read no excerpts.
+    Subclasses add `run`, which computes one step."""
 
     def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
         self._session = session

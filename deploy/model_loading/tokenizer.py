@@ -33,8 +33,8 @@ NO_DEFAULTS = Defaults()
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """The files that describe a model's tokenizer. They are read once, at first use, except the file of defaults in `defaults`. The methods
-    raise LoadError if one is missing or malformed."""
+    """The files that describe a model's tokenizer. The files are read once, at first use, but `defaults` reads the file of defaults at each
+    call. The methods raise LoadError if a file that they need is missing or malformed."""
 
     path: Path
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file

@@ -30,7 +30,7 @@ class Unit:
 
 def measured_width(widths: Sequence[Width]) -> Width:
     """Return the smallest width with groups of 32 numbers. All matrices that are quantised can have it, since their rows are multiples of
-    32. They are first quantised in this width, to measure how much the predictions change."""
+    32. The matrices are first quantised in this width, to measure how much the predictions change."""
     return next(width for width in widths if width.group == 32)
 
 

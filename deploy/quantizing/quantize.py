@@ -48,7 +48,7 @@ class Model:
     importance: Mapping[str, Floats]  # importance of the inputs, by the name of the matrix
     groups: Sequence[tuple[str, ...]]  # names of matrices that read the same input
     search: Search
-    widths: Sequence[Width]  # those that matrices of the layers may have
+    widths: Sequence[Width]  # widths that matrices of the layers may have
 
     @property
     def measured_width(self) -> Width:
@@ -137,8 +137,8 @@ def apart(names: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _important(squares: Floats) -> Floats:
-    """Return the importance of inputs. It is rounded, so that the last bits of the squares, which may differ between machines, do not
-    change the quantised numbers."""
+    """Return the importance of inputs, rounded so that the last bits of the squares, which may differ between machines, do not change the
+    quantised numbers."""
     if not squares.any():
         return np.ones_like(squares)
     mantissa, exponent = np.frexp(np.maximum(squares, LEAST_SHARE * squares.mean()))

@@ -52,7 +52,7 @@ class ServerEnded(Exception):
 
 
 class ServerProcess:
-    """One server on a port of its own. The kernel kills it when this process ends."""
+    """One server on a port of its own. The kernel kills the server when this process ends."""
 
     access_key: str | None = None  # key with which `ask` asks the server, if its settings have keys
 
@@ -65,10 +65,10 @@ class ServerProcess:
         num_threads: int | None = None,
         stages: StagePlaces | None = None,
     ) -> None:
-        """Start the server. `settings` are those of its configuration file. Raise SettingsError if one is wrong. If the server has keys or
-        is `insecure`, it listens on `address`, the address of this machine in the cluster; otherwise only this machine reaches it. Each
-        model computes with `num_threads` threads, or with RELAXSERVE_THREADS if the environment has it. Without `stages`, models are not
-        divided."""
+        """Start the server. `settings` are those of its configuration file. Raise SettingsError if a setting is wrong. If the server has
+        keys or is `insecure`, it listens on `address`, the address of this machine in the cluster; otherwise only this machine reaches it.
+        Each model computes with `num_threads` threads, or with RELAXSERVE_THREADS if the environment has it. Without `stages`, models are
+        not divided."""
         self.key = secrets.token_hex(16)
         self._folder = OwnFolder(Path(tempfile.gettempdir()), FOLDER)
         try:
@@ -130,7 +130,7 @@ class ServerProcess:
         self._log.wait()
 
     def wait_until_ready(self) -> None:
-        """Wait until the server is ready. If it ends first, remove its files and raise ServerEnded."""
+        """Wait until the server is ready. If the server ends first, remove its files and raise ServerEnded."""
         while True:
             try:
                 self.require()
@@ -170,9 +170,9 @@ class ServerProcess:
         return ask(self.url + path, self.access_key)
 
     def stop(self, within_s: float | None = None) -> None:
-        """Let running requests end, then stop the server. Kill it if that takes longer than `within_s`. Without this limit, the engine of
-        the fleet kills this process at the end of its grace period, and the kernel then kills the server. A server that did not answer the
-        last health check is killed at once: its requests wait for another server. Remove the files of the server."""
+        """Let running requests end, then stop the server. Kill the server if it takes longer than `within_s` seconds. Without this limit,
+        the engine of the fleet kills this process at the end of its grace period, and the kernel then kills the server. A server that did
+        not answer the last health check is killed at once: its requests wait for another server. Remove the files of the server."""
         if self._is_silent:
             self._process.kill()
         else:
@@ -190,8 +190,8 @@ class ServerProcess:
 
 
 def _direct() -> OpenerDirector:
-    """Return an opener for requests to the replica's server. It has no handler for proxies, so it ignores those of the environment. It has
-    none for redirects either, so a redirect raises HTTPError, and no other server gets the key."""
+    """Return an opener for requests to the replica's server. The opener has no handler for proxies, so it ignores proxies of the
+    environment, and no handler for redirects, so a redirect raises HTTPError, and no other server gets the key."""
     opener = OpenerDirector()
     for handler in (HTTPHandler(), HTTPSHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
         opener.add_handler(handler)
