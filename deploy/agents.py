@@ -1,8 +1,8 @@
 """Coding agents, and the settings with which each of them uses a model of a running server.
 
-An agent reads its settings from its arguments, from environment variables, or from a file that an argument names by its path or by a
-folder above it. So nothing of the user's own settings changes. The API key never stands in arguments, which other users of the machine can
-see.
+An agent reads its settings from its arguments, from environment variables, or from a file that an argument names by its path or by a folder
+above it. None of these changes the user's own settings. Arguments never contain the API key, because other users of the machine can see
+them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from deploy.settings import KEY_VARIABLE
 NAME = "relaxserve"  # name of the provider, for agents that give each provider a name
 NO_KEY = "unused"  # most agents demand a key, and a server without keys accepts any
 ANSWER = 8192  # most tokens of an answer, for agents whose settings have such a limit; a quarter of the context if that is less
-# Time without an event after which Codex and Claude Code send a request again, in ms. By default, 300 s: less than a long prompt takes on a
-# slow machine. The comments with which the server keeps a connection open are no events.
+# Time without an event after which Codex and Claude Code send a request again, in ms. Their default, 300 s, is less than a long prompt
+# takes on a slow machine. The comments that the server sends to keep a connection open do not count as events.
 SILENCE_MS = 1_800_000
 
 
@@ -28,7 +28,7 @@ class Served:
     url: str
     model: str
     context: int  # number of tokens of the longest sequence
-    key: str | None = None  # API key for the server; None: the agent gets NO_KEY, or no key if it demands none
+    key: str | None = None  # API key for the server; None: the agent gets NO_KEY, or no key if the agent demands none
 
     @property
     def answer(self) -> int:
@@ -38,13 +38,13 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How an agent is started, so that it uses the model of a server."""
+    """The arguments, environment variables and file with which an agent uses the model of a server."""
 
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     file: str = ""  # content of the settings file; "": there is none
     file_name: str = ""  # path of the settings file below the folder in which `relaxserve launch` writes such files
-    named: str = ""  # path below that folder which the last of `arguments` takes as its value: the file, or a folder above it
+    named: str = ""  # value of the last of `arguments`, as a path below that folder: the file, or a folder above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Agent:
     name: str
     program: str  # name of the executable, looked up in PATH
     package: str  # the command that installs the agent
-    first_tokens: int  # tokens of the agent's instructions and tools, with which each conversation begins
+    first_tokens: int  # number of tokens of the agent's instructions and tools, with which each conversation begins
     settings: Callable[[Served], Settings]
 
 
@@ -79,7 +79,7 @@ def _claude(served: Served) -> Settings:
         "ANTHROPIC_AUTH_TOKEN": served.key or NO_KEY,
         "ANTHROPIC_MODEL": served.model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": served.model,  # the model for titles and summaries
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),  # by default, 200,000 for each model that it does not know
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),  # Claude Code assumes 200,000 for models that it does not know
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.answer),
         "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(SILENCE_MS),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",

@@ -26,7 +26,7 @@ from server.settings import SettingsError
 # VS Code.
 KEYS = ("mcpServers", "servers")
 VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)\}")  # stands for a variable of the environment
-INPUT = re.compile(r"\$\{(input|command|workspaceFolder|userHome)[:}]")  # stands for a value that only an editor knows
+INPUT = re.compile(r"\$\{(input|command|workspaceFolder|userHome)[:}]")  # stands for a value that only an editor can fill in
 
 
 def sessions(texts: Sequence[str]) -> list[Session]:
@@ -77,7 +77,7 @@ def _remote(name: str, url: str, headers: Mapping[str, str]) -> Session:
 
 
 def _host(url: str) -> str:
-    """Return the host of an address, or "" if it names none."""
+    """Return the host of an address, or "" if the address names no host."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:  # brackets without an IPv6 address between them
@@ -100,8 +100,8 @@ def _entries(path: Path) -> Mapping[str, Any]:
 
 
 def _described(name: str, entry: object, path: str) -> Session:
-    """Return the session of a server that a file describes by a `url` or a `command`. Raise SettingsError if it has neither, or if a part
-    of the entry has the wrong type. `path` is the file's name in error messages."""
+    """Return the session of a server that a file describes by a `url` or a `command`. Raise SettingsError if the entry has neither, or if a
+    part of it has the wrong type. `path` is the file's name in error messages."""
     where = f"{name} in {path}"
     match entry:
         case {"url": str(url)}:
@@ -127,8 +127,8 @@ def _texts(entry: object, key: str, where: str) -> dict[str, str]:
 
 
 def _expanded(text: str, where: str) -> str:
-    """Replace ${NAME} and ${env:NAME} by variables of the environment. Raise SettingsError if a variable is missing, or for the
-    placeholders of INPUT. Any other text stays as it is."""
+    """Replace ${NAME} and ${env:NAME} by variables of the environment. Raise SettingsError if a variable is missing, or if the text has a
+    placeholder of INPUT. Any other text stays as it is."""
     if asked := INPUT.search(text):
         raise SettingsError(f"{where} has {asked[0]}, which only an editor can replace; use ${{NAME}} of the environment")
 

@@ -1,8 +1,8 @@
 """Run a command that the kernel kills when the process PARENT, which started it, ends: `python bound.py PARENT COMMAND ARGUMENTS`.
 
 So the server of a fleet's replica ends when the replica is killed, the stages that a model's worker or a fleet starts end with the process
-that started them, the server of `relaxserve run` ends with the conversation, and what plans, exports or downloads a model ends with the
-process that asked for it.
+that started them, the server of `relaxserve run` ends with the conversation, and a process that plans, exports or downloads a model ends
+with the process that started it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PR_SET_PDEATHSIG = 1
 
 def bound(command: Sequence[str]) -> tuple[str, ...]:
     """Return a command that runs `command`, and that the kernel kills when this process ends. `command` begins with the path of a program.
-    The kernel also kills it when the thread that started it ends, so start it on a thread that lives long enough."""
+    The kernel also kills the command when the thread that started it ends, so start the command on a thread that outlives it."""
     return (sys.executable, __file__, str(os.getpid()), *command)
 
 

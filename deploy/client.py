@@ -1,4 +1,4 @@
-"""An HTTP client for a running server: administration and streamed chat. It needs only the standard library.
+"""An HTTP client for a running server: administration and streamed chat. It uses the HTTP client of the standard library.
 
 ServerFault    the server is unreachable, is not relaxserve, or answers with an error
 """
@@ -28,12 +28,12 @@ class ServerFault(Exception):
 
 
 class Client:
-    """Sends requests to one server, with its API key. The methods raise ServerFault if the server cannot be reached or is not
-    relaxserve."""
+    """Sends requests to one server, with its API key. The methods raise ServerFault if the server cannot be reached or is not relaxserve,
+    and all but `send` also if it answers with an error."""
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float | None = 600.0) -> None:
-        """`timeout_s` is the longest wait for the server's next bytes; None: as long as it likes. Raise ServerFault if the address or the
-        key cannot be used. Nothing is sent yet."""
+        """`timeout_s` is the longest wait for the server's next bytes; None: without limit. Raise ServerFault if the address or the key
+        cannot be used. Nothing is sent yet."""
         host = _host(url)
         if key and not (key.isascii() and key.isprintable()):
             raise ServerFault(f"the API key cannot be sent in an HTTP header; expected printable ASCII in {KEY_VARIABLE} or --key")
@@ -54,8 +54,8 @@ class Client:
         return self._json("DELETE", path)
 
     def send(self, path: str, body: bytes) -> bytes:
-        """Post a body, and return the body of the answer as it is, whatever its status. Of a stream, return all events once it has
-        ended."""
+        """Post a body, and return the body of the answer as it is, whatever its status. If the answer is a stream, return all its events
+        once it has ended."""
         with self._told():
             try:
                 with closing(self._open("POST", path, body)) as response:
@@ -66,7 +66,7 @@ class Client:
 
     def events(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Iterator[Any]:
         """Yield the JSON of each event of a stream, until `data: [DONE]`. Raise ServerFault if an event or the answer's status reports an
-        error, or if the answer ends before."""
+        error, or if the answer ends without `data: [DONE]`."""
         with self._told(), closing(self._open(method, path, body)) as response:
             for line in response:
                 if not line.startswith(b"data:"):
@@ -78,7 +78,7 @@ class Client:
                 if isinstance(event.get("error"), dict) and "object" not in event:
                     raise _fault(event)
                 yield event
-            raise IncompleteRead(b"")  # `http.client` takes a connection that breaks off between two chunks for the end of the answer
+            raise IncompleteRead(b"")  # `http.client` treats a connection that breaks off between two chunks as the end of the answer
 
     def chat(
         self,
@@ -107,8 +107,8 @@ class Client:
                     called(list(calls.values()))
 
     def chat_models(self) -> list[str]:
-        """Return the names of the models that answer conversations. If a server does not say that of a model, return the model if it
-        generates text, or if the server does not say that, either."""
+        """Return the names of the models that answer conversations. If a server does not state whether a model does, return the model
+        unless the server states that it generates no text."""
         return [model["id"] for model in self.get("/v1/models")["data"] if model.get("chats", model.get("generates", True))]
 
     def _json(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
@@ -163,7 +163,7 @@ def segment(name: str) -> str:
 
 
 def _host(url: str) -> str:
-    """Return the host of a server's address. Raise ServerFault if it is not an HTTP address with a host."""
+    """Return the host of a server's address. Raise ServerFault if the address is not an HTTP address with a host."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -187,8 +187,8 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 
 def _fault(answer: Mapping[str, Any], otherwise: str = "the server failed") -> ServerFault:
-    """Return the fault that an error envelope reports: its message, for errors of keys a remedy, and its further fields. The message is
-    `otherwise` if the envelope has none."""
+    """Return the fault that an error envelope reports: its message, for errors of keys a remedy, and its further fields. If the envelope
+    has no message, the fault's message is `otherwise`."""
     error = answer.get("error", {})
     message = error.get("message") or otherwise
     if error.get("code") in ("invalid_api_key", "admin_key_required"):

@@ -4,7 +4,7 @@ rounding error.
 Nothing is compiled here. The error is measured on rows of some matrices, with the operators that round them when a model loads. For a
 format with a budget of bits, the error is only estimated (`rounded`).
 
-python -m deploy.forms < LOAD      LOAD is the message as JSON; prints {"forms": [...]} with the bytes and the error of each format, or
+python -m deploy.forms < LOAD      LOAD is a message `Load` as JSON; prints {"forms": [...]} with the bytes and the error of each format, or
                                    {"code", "message"} if the files cannot be read
 """
 
@@ -84,7 +84,7 @@ def recommended(forms: Sequence[ServedForm]) -> ServedForm | None:
 
 def fastest_without_loss(forms: Sequence[ServedForm], qualities: Mapping[str, Quality]) -> ServedForm | None:
     """Return the fastest of the measured forms whose KL divergence is at most UNNOTICED. If there is none, return the measured form with
-    the least divergence. Return None if no form was measured. `qualities` has what was measured, by the names of the formats."""
+    the least divergence. Return None if no form was measured. `qualities` has the measurements, by the names of the formats."""
     measured = [form for form in forms if form.quantize in qualities]
     exact = [form for form in measured if qualities[form.quantize].label.kl_divergence <= UNNOTICED]
     if exact:
@@ -93,10 +93,11 @@ def fastest_without_loss(forms: Sequence[ServedForm], qualities: Mapping[str, Qu
 
 
 def _form(files: ModelFiles, found: Inspection, name: str, format: WeightFormat) -> ServedForm:
-    """Return what serving the inspected model in a format would take. `found` is the inspection of the model in one format. The memory
-    besides the weights is taken to be the same in all formats."""
+    """Return the memory and the error of the inspected model in a format. `found` is the inspection of the model in one format. The memory
+    besides the weights is assumed to be the same in all formats."""
     plan = found.plan
-    # for the inspected format the plan is exact; for the others, whose programs are not compiled, the sum lacks the padding of panels
+    # The plan has the exact bytes of the inspected format. Programs of other formats are not compiled, so `bytes_of` omits the padding of
+    # panels.
     is_inspected = (name, str(files.path)) == (found.quantize, found.source)
     weights_bytes = plan.weights_bytes if is_inspected else bytes_of(files, format)
     room = found.available_bytes - WORKER_BYTES - plan.arena_bytes - weights_bytes
@@ -114,7 +115,8 @@ def estimate_forms(files: ModelFiles, load: Load) -> list[FormEstimate]:
 
 
 def _formats(files: ModelFiles, load: Load) -> dict[str, WeightFormat]:
-    """Return the formats in which the model can be served, by their names. `auto` is the format that it stands for in this load."""
+    """Return the formats in which the model can be served, by their names. The value of `auto` is the format that `auto` stands for in this
+    load."""
     named = {name: format_named(files.config, msgspec.structs.replace(load, quantize=name)) for name in FORMS}
     formats = {name: WeightFormat.parse(format) for name, format in named.items()}
     return {name: format for name, format in formats.items() if _divides(files, format)}
@@ -173,12 +175,12 @@ def _head_bits() -> float:
 
 
 def quantised_bytes(info: TensorInfo, format: WeightFormat) -> int:
-    """Return the bytes in memory of a matrix in a format of 8 or 4 bits: those of its numbers, and of the scales that the products of this
-    machine read."""
+    """Return the bytes in memory of a matrix in a format of 8 or 4 bits: the bytes of its numbers, and of the scales that the products of
+    this machine read."""
     *rows, length = info.shape
     groups, widened = length // format.group if format.group else 1, product_tiles(host()).widened
     scales = groups * (2 if format.bits == 4 else 4)
-    # For AMX, a group has a multiplier of one byte, and a channel a scale (compiler/ops/products/widened.py).
+    # For AMX, each group has a multiplier of 1 byte, and each channel a scale of 4 bytes (compiler/ops/products/widened.py).
     if widened is not None and widened.format.bits == format.bits and widened.widens(length, format.group or length):
         scales = groups + 4
     return prod(rows) * (length * format.bits // 8 + scales)
@@ -197,7 +199,7 @@ def _encodes(name: str) -> bool:
 
 
 def _divides(files: ModelFiles, format: WeightFormat) -> bool:
-    """Return whether the group size divides the length of the rows of all matrices that the format rounds. It does if the format has no
+    """Return whether the group size divides the length of the rows of all matrices that the format rounds. Return True if the format has no
     groups. With a budget of bits, return True, because matrices whose rows are not divided keep 16 bits."""
     if format.budget:
         return True
@@ -222,7 +224,7 @@ def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
     """Return the values of a matrix after rounding to this format. With a budget of bits, the result is an estimate: the search that
     chooses the bits of each matrix does not run."""
     wide = w.astype(np.float32)
-    is_narrow = bool(format.budget) and wide.shape[-1] % BUDGET_GROUP == 0  # others keep 16 bits
+    is_narrow = bool(format.budget) and wide.shape[-1] % BUDGET_GROUP == 0  # with a budget, all other matrices keep 16 bits
     if is_narrow:  # an estimate: 4 bits, rounded plainly; the search makes other errors, because it minimises the effect on predictions
         parts = INTERPRET["quantize"](wide, bits=4, group=BUDGET_GROUP, symmetric=False, dtype="f32")
         return INTERPRET["dequantize"](*parts, bits=4, group=BUDGET_GROUP, shifted=False, dtype="f32", kind="int")
@@ -236,7 +238,7 @@ def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
 
 
 def _samples(source: WeightSource) -> Iterator[NDArray[Any]]:
-    """Yield the first rows of at most SAMPLES matrices, evenly spaced among all that a format rounds, except the language head."""
+    """Yield the first rows of at most SAMPLES matrices, evenly spaced among all matrices that a format rounds, except the language head."""
     names = [name for name, info in source.tensors.items() if _is_rounded(name, info) and not name.endswith(HEADS)]
     for name in names[:: max(1, -(-len(names) // SAMPLES))]:
         w = source.read(name)

@@ -1,7 +1,7 @@
 """Describe a model and its memory before its weights are loaded: from its configuration, the headers of its files, and the plan of the
 compiled program.
 
-python -m deploy.inspection < LOAD      LOAD is the message as JSON; prints the plan, or {"code", "message", ...} if the load is refused
+python -m deploy.inspection < LOAD      LOAD is a message `Load` as JSON; prints the plan, or {"code", "message", ...} if it refuses
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Inspection:
     file_bytes: int
     bytes_by_part: dict[str, int]  # bytes in the files per part of the model: embeddings, attention, mlp, norms, head, other
     dtypes: dict[str, int]  # number of parameters by the type in which the files store them
-    quantize: str  # the load's setting
+    quantize: str  # the setting `quantize` of the load
     format: str  # the format of weights that `quantize` stands for
     max_context: int
     least_context: int  # tokens of a sequence for which there must be memory
     model_context: int  # longest context that the model supports
     max_batch: int
-    devices: tuple[str, ...]  # the devices that compute the model; if there are several, the plan is that of each
+    devices: tuple[str, ...]  # the devices that compute the model; if there are several, `plan` is the plan of each device
     plan: Plan
     signature: str  # the types of the parameters of the program's entry point, with symbolic dimensions and their ranges
     key: str  # key of the compiled program in the cache
@@ -80,8 +80,8 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
 
 
 def compiled(begun: Asked) -> Compiled:
-    """Run the stages of a load up to the compiled program, without loading weights. The server builds the tokenizer in another process, so
-    also build it here: raise LoadError if it is missing or damaged, or if a stage refuses the load."""
+    """Run the stages of a load up to the compiled program, without loading weights. Also build the tokenizer, which a server does in
+    another process. Raise LoadError if the tokenizer is missing or damaged, or if a stage refuses the load."""
     model = advance(begun, Servable)
     model.tokenizer_source.build()
     return advance(model, Compiled)
@@ -138,9 +138,9 @@ def _limits_of(known: Compiled) -> Limits:
 
 
 def remedies(known: Opened, found: Inspection) -> Iterator[str]:
-    """Yield in words the setting with which the model, which does not fit, would fit into this machine's memory: a smaller KV cache if that
-    is enough, else the first of int8 and 4bit that is. Yield nothing if neither is. Weights in another format have another plan, so
-    their program is compiled."""
+    """Yield, in words, a setting with which a model that does not fit into this machine's memory would fit: a smaller KV cache if that is
+    enough, else the first of int8 and 4bit with which the model fits. Yield nothing if it fits with neither. To plan the memory of another
+    format, compile its program."""
     room = found.available_bytes - WORKER_BYTES - (found.plan.total_bytes - found.plan.kv_cache_bytes)
     least = -(-found.least_context // PAGE_SIZE) * found.plan.page_bytes
     if room >= least + found.plan.page_bytes:

@@ -45,7 +45,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     freed: int = 0
     stored: Stored | None = None
     fault: str = ""  # why the order failed, in words; "": it has not failed
-    code: ErrorCode = ErrorCode.FETCH_FAILED  # of the fault, if there is one
+    code: ErrorCode = ErrorCode.FETCH_FAILED  # code of the fault, if there is one
 
 
 class Downloads:
@@ -73,8 +73,8 @@ class Downloads:
 
 
 async def _lines(order: Order) -> AsyncGenerator[Line, None]:
-    """Let a process carry out an order, and yield what it reports. Raise LoadError if it fails. If the caller stops early, or this process
-    ends, the process is killed."""
+    """Let a process carry out an order, and yield its reports. Raise LoadError if the order fails. If the caller stops early, or this
+    process ends, the process is killed."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*bound(COMMAND), stdin=pipe, stdout=pipe, process_group=0)
     assert process.stdin is not None and process.stdout is not None
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _carry_out(order: Order) -> None:
-    """Carry out an order and write a line for each of its reports. Raise LoadError if it fails."""
+    """Carry out an order and write a line for each report. Raise LoadError if the order fails."""
     from deploy.model_loading import origins
 
     generated_code.keep()

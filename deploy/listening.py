@@ -44,8 +44,8 @@ def holder_of(port: int) -> str:
 
 
 def sockets_of(process: Path) -> set[str]:
-    """Return the inodes of the open sockets of a process, a folder in /proc. Return none if the process has ended, or belongs to another
-    user."""
+    """Return the inodes of the open sockets of a process, a folder in /proc. Return an empty set if the process has ended, or belongs to
+    another user."""
     try:
         found = [_target(file) for file in (process / "fd").iterdir()]
     except OSError:

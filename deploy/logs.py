@@ -22,8 +22,8 @@ FLUSH_S = 1.0  # seconds to wait for the writer when the process ends
 
 
 def configure(level: str, form: str) -> None:
-    """Set up the log of this process, in place of the handlers that it has. `form` is json or text. Lines of our own modules below `level`
-    are dropped, and lines of libraries below both `level` and warning. Python's warnings go to the log, too."""
+    """Set up the log of this process, and remove its former handlers. `form` is json or text. Lines of our own modules below `level` are
+    dropped, and lines of libraries below `level` or below warning. Python's warnings go to the log, too."""
     writer = Writer()
     writer.setFormatter(JsonLines() if form == "json" else TextLines())
     root = logging.getLogger()

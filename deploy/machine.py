@@ -36,10 +36,10 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class CacheFolder:
-    """The cache folder, and the disk that it is on, or would be on if it does not exist yet."""
+    """The cache folder, and the disk with the folder, or with the nearest existing folder above it."""
 
     path: Path
-    refusal: str  # why loads are refused with this folder, such as others who can write to it; "": they are not
+    refusal: str  # why loads are refused with this folder, for example because others can write to it; "": they are not
     writable: bool  # whether this user can write to the folder, or to the nearest folder above it that exists
     used_bytes: int  # bytes of all files in the folder
     free_bytes: int  # free bytes of the disk
@@ -111,8 +111,8 @@ def _huge_pages() -> str:
 
 
 def _cache_folder(path: Path) -> CacheFolder:
-    """Describe the cache folder. This reads the size of every file in it."""
-    there = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))  # false where this user may not look
+    """Describe the cache folder, and read the size of every file in it."""
+    there = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))  # `exists` is false if this user may not look
     used = sum(map(_num_bytes, path.rglob("*"))) if there == path else 0
     refusal = ""
     if not flags.current().no_cache:

@@ -75,8 +75,8 @@ def _instructions(text: str, name: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _add(parameters: dict[str, Any], text: str, where: str) -> None:
-    """Add the parameter in a text NAME VALUE to `parameters`: true and false as flags, numbers as numbers, and each `stop` to the list of
-    these. Raise ModelfileError, with the place `where`, if there is no value."""
+    """Add the parameter in a text NAME VALUE to `parameters`: true and false as flags, numbers as numbers, other values as texts. The
+    values of all parameters named `stop` become one list. Raise ModelfileError, with the place `where`, if there is no value."""
     name, value = _split(text)
     if not value:
         raise ModelfileError(f"{where}: PARAMETER {name[:40]} has no value; expected PARAMETER NAME VALUE")

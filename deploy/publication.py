@@ -1,9 +1,10 @@
-"""Export a model for browsers, in a process that a server starts which publishes the model. The process exports it for one sequence.
+"""Export a model for browsers, in a process that a server starts to publish the model. The exported program computes one sequence at a
+time.
 
 python -m deploy.publication FOLDER < WANTED
-    WANTED is the message as JSON; prints {}, or {"code", "message"} if the export is refused
+    WANTED is a message `Wanted` as JSON; prints {}, or {"code", "message"} if the export is refused
 
-The server imports this module for the message, so only the process imports the exporter.
+The server imports this module for `Wanted`, so only functions that the process calls import the exporter.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NICE = 10  # niceness of the process: the models that are being served have prio
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The model to export, and its defaults for requests, which win over those of the file beside the model."""
+    """The model to export, and its defaults for requests, which take precedence over those of the file beside the model."""
 
     load: Load
     defaults: Defaults
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def opened(wanted: Wanted) -> Servable:
-    """Return the model to export, with its defaults. Raise LoadError if it cannot be exported."""
+    """Return the model to export, with its defaults. Raise LoadError if the model cannot be exported."""
     from deploy.export.model import servable
     from deploy.export.web import page_sees
     from deploy.model_loading.known import begin

@@ -1,8 +1,8 @@
 """Send the requests of a log again, and find the first answer that differs from the logged one. server/http/kept_requests.py writes the
 log.
 
-Ids, times, counts of cached tokens and the model's fingerprint may differ. The events of a stream are joined first, since time decides how
-much text an event has.
+Ids, times, counts of cached tokens and the model's fingerprint may differ. The events of a stream are joined before the comparison, because
+timing decides how much text an event has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHANGING: Final = frozenset(
 TEXTS: Final = frozenset(
     ["content", "text", "response", "reasoning", "reasoning_content", "thinking", "arguments", "partial_json", "delta"]
 )
-# Paths whose body may have a seed, and for others the field of the body in which a seed may be.
+# Paths of requests whose body may have a seed, and paths of requests in whose body an object may have it, with the name of this object.
 SEEDED: Final = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/invocations", "/completion", "/completions", "/infill")
 SEEDED_WITHIN: Final = {"/api/chat": "options", "/api/generate": "options", "/inference/v1/generate": "sampling_params"}
 SHOWN: Final = 40  # characters that are shown from a difference on; half as many are shown before it
@@ -66,8 +66,8 @@ class Difference:
 
     request: Logged
     field: str  # path of the field, such as choices[0].text
-    logged: str  # its value in the logged answer, or the part of the value around the difference
-    now: str  # the same of the new answer
+    logged: str  # the field's value in the logged answer, or the part of the value around the difference
+    now: str  # the value, or this part of it, in the new answer
     fingerprint: str  # fingerprint of the new answer; "" if it has none
 
 
@@ -149,7 +149,8 @@ def _set_seed(path: str, body: dict[str, Any], seed: int) -> None:
 
 
 def compare(logged: Logged, answer: str) -> Difference | None:
-    """Return the first difference between the logged answer and a new one, or None if they are equal but for what always changes."""
+    """Return the first difference between the logged answer and a new one, or None if they are equal except for the fields that may differ
+    (CHANGING)."""
     now = parsed(answer)
     found = first_difference(_lasting(parsed(logged.answer)), _lasting(now))
     if found is None:

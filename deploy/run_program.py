@@ -33,17 +33,17 @@ class Ran:
     @property
     def largest_error(self) -> float:
         """The largest error of any element, relative to the largest finite element that the interpreter expects in its tensor. It is
-        infinite if a shape or an element type is wrong, or if only one of two elements is no number. It needs the interpreter's result."""
+        infinite if a shape or an element type is wrong, or if only one of two elements is NaN. It needs the interpreter's result."""
         return max((_error(a, e) for a, e in zip(leaves(self.result), leaves(self.expected), strict=True)), default=0.0)
 
 
 def run_program(
     module: IRModule, entry: str, dims: Mapping[str, int], *, seed: int = 0, check: bool = False, check_bounds: bool = False
 ) -> Ran:
-    """Compile and call the function `entry` with random arguments. `dims` has the values of its dimensions, and `seed` decides the
-    arguments. With `check` or `check_bounds`, interpret the program first, including its hand-written loop nests. The interpreter raises an
-    error for an index outside its buffer; compiled code would access other memory. Raise CompileError if there is no such function, if
-    `dims` lacks a dimension or has one too many, or if no random value can be drawn for a parameter."""
+    """Compile and call the function `entry` with random arguments. `dims` has the values of the function's dimensions, and `seed` decides
+    the arguments. With `check` or `check_bounds`, interpret the program first, including its hand-written loop nests. The interpreter
+    raises an error for an index outside its buffer; compiled code would access other memory. Raise CompileError if there is no such
+    function, if `dims` lacks a dimension or has an unknown one, or if no random value can be drawn for a parameter."""
     if entry not in module.graph_functions:
         raise CompileError(f"there is no function {entry!r}; known: {', '.join(module.graph_functions) or 'none'}")
     func = module.graph(entry)
@@ -71,8 +71,8 @@ def leaves(value: Any) -> list[NDArray[Any]]:
 
 
 def _values(params: tuple[Var, ...], dims: Mapping[str, int]) -> dict[DimVar, int]:
-    """Return the values of all variables in the types of the parameters. Raise CompileError if one has no value, or if `dims` has a name
-    that is no variable."""
+    """Return the values of all variables in the types of the parameters. Raise CompileError if a variable has no value, or if `dims` has a
+    name that is no variable."""
     variables = dict.fromkeys(v for p in params for v in vars_of(p.type))
     known = {v.name for v in variables}
     if unknown := sorted(set(dims) - known):
@@ -126,8 +126,8 @@ def _own(value: Any) -> Any:
 
 
 def _error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Return the largest difference between two arrays relative to the largest finite magnitude that is expected. Two elements that are
-    not numbers count as equal. Return infinity if shapes or element types differ, or if only one of two elements is no number."""
+    """Return the largest difference between two arrays relative to the largest finite magnitude that is expected. Two elements that are NaN
+    count as equal. Return infinity if shapes or element types differ, or if only one of two elements is NaN."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return float("inf")
     a, e = actual.astype(np.float64), expected.astype(np.float64)

@@ -1,6 +1,7 @@
 """Print a bill of materials of the installed packages in the format CycloneDX 1.6: `python -m deploy.sbom constraints.txt`.
 
-The hashes of a package are those of its files that constraints.txt accepts. The output depends only on this file and on what is installed.
+The hashes of a package are those of its files that constraints.txt accepts. The output depends only on constraints.txt and on the installed
+packages.
 """
 
 from __future__ import annotations

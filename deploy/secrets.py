@@ -22,7 +22,7 @@ def take_secrets(environment: MutableMapping[str, str] = os.environ) -> dict[str
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of `environment` without secrets, for a process that starts before they are taken."""
+    """Return a copy of `environment` without secrets, for a process that starts before `take_secrets` removes them."""
     return {name: value for name, value in environment.items() if not SECRET.search(name)}
 
 

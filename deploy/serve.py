@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 WORKER = command("deploy.worker")
 RESERVED_FILES = 96  # file descriptors for the front's own files, connections not yet accepted, a few per model, and restarts of workers
-PARTNERS = {  # settings -> those without which they have no effect
+PARTNERS = {  # setting -> the setting without which it has no effect
     "keep_requests_of": "keep_requests",
     "kv_events_name": "kv_events",
     "kv_events_replay": "kv_events",
@@ -71,8 +71,8 @@ Greet = Callable[[Registry, str], Awaitable[bool]]
 def make_worker(
     spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None, events: CacheEvents | None = None
 ) -> Supervisor:
-    """Return a supervisor for the worker of a model. The worker is not started yet. What the settings say about workers becomes part of the
-    load. `events`: publishes the changes of the worker's prefix cache; None: they are not reported. Raise SettingsError if a file with a
+    """Return a supervisor for the worker of a model. The worker is not started yet. The settings that concern workers become part of the
+    load. `events`: publishes the changes of the worker's prefix cache; None: changes are not reported. Raise SettingsError if a file with a
     secret cannot be used."""
     file = settings.stage_secret_file if spec.stages else None
     secret = "" if file is None else read_secret(file, "stage_secret_file")
@@ -89,15 +89,15 @@ def make_worker(
 
 
 def _require_partners(settings: ServerSettings) -> None:
-    """Raise SettingsError if a setting is set that has no effect without another one, and that one is not."""
+    """Raise SettingsError if a setting is set, but not the setting without which it has no effect (PARTNERS)."""
     for name, partner in PARTNERS.items():
         if getattr(settings, partner) is None and getattr(settings, name) != getattr(ServerSettings(), name):
             raise SettingsError(f"{name} is set and {partner} is not; set both, or leave {name} out")
 
 
 def peering_of(settings: ServerSettings) -> Peering | None:
-    """Return how pages are exchanged with other servers; None: they are not. Raise SettingsError if the file with their secret cannot be
-    used."""
+    """Return how pages of prefix caches are exchanged with other servers, or None if they are not. Raise SettingsError if the file with the
+    servers' secret cannot be used."""
     if settings.peer_secret_file is None:
         return None
     return Peering(read_secret(settings.peer_secret_file, "peer_secret_file"), settings.peer_rate_bytes, settings.peer_patience_s)
@@ -128,8 +128,8 @@ async def compare_forms(source: str, hub_token: str | None = None) -> list[FormE
 
 
 async def export(spec: ModelSpec, folder: Path, hub_token: str | None = None) -> None:
-    """Write the files that browsers need to run a model to `folder`. A separate process does the work. Raise LoadError if it cannot be
-    done."""
+    """Write the files that browsers need to run a model to `folder`. A separate process does the work. Raise LoadError if the model cannot
+    be exported."""
     wanted = Wanted(load_of(spec, hub_token), spec.defaults)
     await _answer_of("the export", (*command("deploy.publication"), str(folder)), wanted)
 
@@ -142,7 +142,7 @@ async def _answer_of(who: str, command: tuple[str, ...], asked: msgspec.Struct) 
     try:
         output, _ = await process.communicate(msgspec.json.encode(asked))
     except asyncio.CancelledError:
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError):  # the process has just ended
             process.kill()
         await process.wait()
         raise
@@ -156,8 +156,8 @@ async def _answer_of(who: str, command: tuple[str, ...], asked: msgspec.Struct) 
 
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, hub_token: str | None = None) -> bool:
     """Serve until stopped. Return False if `greet` ended the server, else True. Invalid settings raise an error before a model loads. An
-    error of `greet` stops the server and is raised. This also raises the process's limit on open files, and changes how often its threads
-    switch, its warnings, and TOKENIZERS_PARALLELISM in its environment."""
+    error of `greet` stops the server and is raised. This function also raises the process's limit on open files, lets its threads switch
+    often, filters its warnings, and sets TOKENIZERS_PARALLELISM in its environment."""
     Guard(settings)  # reads the keys
     if settings.stage_secret_file is not None:
         read_secret(settings.stage_secret_file, "stage_secret_file")
@@ -169,7 +169,7 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
     warn_of_open_names(settings)
     settings, cache = with_descriptors(settings), kept()
     if settings.batch_dir is None and cache is not None and settings.port:
-        settings = replace(settings, batch_dir=cache.folder / "batches" / str(settings.port))  # the same after a restart
+        settings = replace(settings, batch_dir=cache.folder / "batches" / str(settings.port))  # a restarted server uses the same folder
     tracer = tracer_of(settings)
     with (
         nullcontext() if settings.state_file is None else own_state(settings.state_file),
@@ -180,8 +180,8 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
 
 
 def ignore_field_warnings() -> None:
-    """Ignore pydantic's warnings about fields that FastAPI makes. FastAPI ignores them itself, but only while no other thread restores the
-    filters of warnings, which belong to all threads; here the application is built on a thread."""
+    """Ignore pydantic's warnings about fields that FastAPI makes. FastAPI ignores them itself, but another thread may meanwhile restore the
+    filters of warnings, which all threads share, because the application is built on a separate thread."""
     warnings.filterwarnings("ignore", r"The '\w+' attribute with value .* was provided to the `Field\(\)` function", UserWarning)
 
 
@@ -297,8 +297,8 @@ def http_server(settings: ServerSettings, registry: Registry, tracer: Tracer | N
 
 
 def publications(settings: ServerSettings, cache: Kept | None, hub_token: str | None) -> Publications:
-    """Return the exports of the models that the settings publish. They are written below the cache, or below a new temporary folder if
-    there is no cache of this machine alone."""
+    """Return the exports of the models that the settings publish. They are written below the cache, or below a new temporary folder if the
+    cache is disabled or shared with other machines."""
     if not settings.publish:
         return Publications()
     if cache is None or is_shared():  # servers on machines that share a volume may not see each other's locks

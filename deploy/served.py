@@ -38,7 +38,7 @@ def served(spec: ModelSpec, log_level: str = "warning") -> Generator[str]:
 
 
 def _greeting(receive: Callable[[], tuple[str, str]], name: str) -> str:
-    """Wait until the server is ready, and return its address. Raise LoadError if it sends a fault, or ends."""
+    """Wait until the server is ready, and return its address. Raise LoadError if the server sends a fault, or ends."""
     try:
         url, fault = receive()
     except EOFError:

@@ -205,7 +205,7 @@ def parse(name: str, text: str, where: str) -> Any:
     expected, read = _KINDS["bytes" if name.endswith("_bytes") else kind]
     try:
         return read(text)
-    except (ValueError, OverflowError, RuntimeError):  # the last one: a path in the home of a user that does not exist
+    except (ValueError, OverflowError, RuntimeError):  # RuntimeError: a path in the home of a user that does not exist
         raise SettingsError(f"{where} is {_shown(text)}; expected {expected}") from None
 
 
@@ -223,7 +223,7 @@ def num_bytes(text: str) -> int:
 
 def num_bytes_or_share(text: str) -> int | float:
     """Parse a size, or a share of memory such as `50%`, which is returned as a number between 0 and 1. Raise ValueError for other texts,
-    and for 0% and 100% and more."""
+    for 0%, and for 100% or more."""
     if (match := re.fullmatch(r"(\d{1,2}(?:\.\d+)?)\s*%", text.strip())) is None or not float(match[1]):
         return num_bytes(text)
     return float(match[1]) / 100
@@ -238,14 +238,14 @@ def _flag(text: str) -> bool:
 
 
 def _path(text: str) -> Path:
-    """Parse a path, in which `~` is replaced by the home folder. Raise ValueError if it is empty or can be no path."""
+    """Parse a path, in which `~` is replaced by the home folder. Raise ValueError if the text is empty or cannot be a path."""
     if not text:
         raise ValueError(text)
     return Path(_text(text)).expanduser()
 
 
 def _text(text: str) -> str:
-    """Return the text. Raise ValueError if it has a zero byte, or is no Unicode: then it can be neither a path nor an address."""
+    """Return the text. Raise ValueError if the text has a zero byte, or is no Unicode, and so can be neither a path nor an address."""
     if "\0" in text:
         raise ValueError(text)
     text.encode()
@@ -258,8 +258,8 @@ def _key(key: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return the beginning of a value for a message. Values of a file may be nested without end, and Python does not write integers of more
-    than 4300 digits."""
+    """Return the beginning of a value for a message. Values of a file may contain themselves, by YAML's aliases, and Python does not write
+    integers of more than 4300 digits."""
     try:
         return reprlib.repr(value) if isinstance(value, list | dict) else f"{value!r:.80}"
     except ValueError:
@@ -310,20 +310,20 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
-    """Read a configuration file: settings by name, and `models`, a list whose entries have a `source` and any field of a load. Raise
-    SettingsError if it cannot be read or is wrong."""
+    """Read a configuration file: settings by name, and `models`, a list whose entries have a `source` and any field of ModelSpec that a
+    file may set. Raise SettingsError if the file cannot be read or is wrong."""
     return checked(read_document(path), path)
 
 
 def read_document(path: Path) -> dict[Any, Any]:
     """Read the YAML document of a configuration file, without checking its keys and values. An empty file gives {}. Raise SettingsError if
-    it cannot be read, or is no mapping in YAML."""
+    the file cannot be read, or is no mapping in YAML."""
     path = at_home(str(path))
     try:
         document = yaml.load(path.read_text() if _STREAM.fullmatch(str(path)) else regular(path).read_text(), _Loader)
     except OSError as error:
         raise SettingsError(f"configuration {path}: {error.strerror}; name a file that can be read") from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: bytes, dates and integers that Python has no value for
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: bytes, dates and integers that Python cannot represent
         raise SettingsError(f"configuration {path} is not YAML: {error}") from error
     except RecursionError:
         raise SettingsError(f"configuration {path} is nested too deeply; expected settings, and a list of models") from None
@@ -364,7 +364,7 @@ def _from_yaml(name: str, value: object, where: str) -> Any:
     the wrong type."""
     if TYPES[name].startswith("tuple"):
         if not isinstance(value, list):
-            raise SettingsError(f"{where} is a {type(value).__name__}; expected a list")  # the value itself may be a key
+            raise SettingsError(f"{where} is a {type(value).__name__}; expected a list")  # leave out the value, which may be an API key
         if not all(isinstance(item, str) for item in value):
             raise SettingsError(
                 f"{where} has an entry that YAML does not read as text, such as a number; expected texts: put the entry in quotes"
@@ -381,7 +381,7 @@ def _from_yaml(name: str, value: object, where: str) -> Any:
 
 def model_entry(entry: object, where: str) -> ModelSpec:
     """Parse an entry of `models` in the file: a text as `model_spec` reads it, or a mapping with a `source` and fields of ModelSpec.
-    `where` names the entry in messages. Raise SettingsError if it is wrong."""
+    `where` names the entry in messages. Raise SettingsError if the entry is wrong."""
     if isinstance(entry, str):
         return model_spec(entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
@@ -420,7 +420,7 @@ def model_entry(entry: object, where: str) -> ModelSpec:
 
 def stages_of(text: str) -> tuple[str, ...]:
     """Parse the value of the option `--stages`: a number of processes, or the places of a model's stages separated by commas. Raise
-    SettingsError if it is wrong."""
+    SettingsError if the value is wrong."""
     try:
         return parse_places(text)
     except PlaceError as error:
@@ -429,16 +429,16 @@ def stages_of(text: str) -> tuple[str, ...]:
 
 def model_spec(text: str) -> ModelSpec:
     """Parse `PATH_OR_ID[=NAME]`, or `demo`. Make a path absolute, because the state file outlives the working directory. Without a NAME,
-    the source gives the name and the aliases. Raise SettingsError if NAME is a path, or if nothing of this name exists here and it
-    cannot be the name of a model to download."""
+    the source gives the name and the aliases. Raise SettingsError if NAME is a path, or if the source neither exists on this machine nor
+    can be the name of a model to download."""
     source, equals, name = text.rpartition("=")
-    if not equals or _exists(text):  # the name of a file may contain the sign
+    if not equals or _exists(text):  # the name of a file may contain "="
         source, name = text, ""
     if not source:
         raise SettingsError(f"model {text!r} has no source; expected PATH_OR_ID[=NAME]")
     exists = _exists(source)
     if source == demo.NAME and not exists:
-        return ModelSpec(name or demo.NAME, demo.NAME, embeddings=True)  # so that every endpoint can be tried
+        return ModelSpec(name or demo.NAME, demo.NAME, embeddings=True)  # embeddings are on, so that every endpoint can be tried
     if not exists and name.startswith(("/", "./", "../", "~")) and _exists(name):
         raise SettingsError(f"model {text!r:.400} ends with a path; expected PATH_OR_ID=NAME, here {f'{name}={source}'!r:.400}")
     if not exists:
@@ -464,8 +464,8 @@ def _exists(source: str) -> bool:
 
 
 def downloadable(source: str, fault: str = "cannot be downloaded; expected ") -> str:
-    """Return a source that is in the catalogue or has the form of a hub id, without the hub's address. Raise SettingsError for any other,
-    before the hub is asked. A name that ends in `.gguf` is that of a file, unless it follows a repository and a colon."""
+    """Return a source that is in the catalogue or has the form of a hub id, without the hub's address. Raise SettingsError for any other
+    source, without asking the hub. A name that ends in `.gguf` is that of a file, unless it follows a repository and a colon."""
     plain = without_host(source)
     if catalogue.find(plain) is not None or (is_hub_id(plain) and (":" in plain or not plain.endswith(GGUF))):
         return plain

@@ -29,11 +29,11 @@ class Prompt:
 @dataclass(slots=True)
 class Stream:
     """The tokens that one client received. Over HTTP, a token has no arrival time if it completes no character, unless it is the last, and
-    tokens that arrive in one event have one time together."""
+    tokens that arrive in one event share one time."""
 
     began_s: float  # when the request is sent, by the same clock as `times_s`
     num_tokens: int = 0  # tokens of the answer so far, as the server counts them
-    times_s: list[float] = field(default_factory=list[float])  # arrival times of tokens; over HTTP of events with text or the end
+    times_s: list[float] = field(default_factory=list[float])  # arrival times of tokens; over HTTP, of events with text and of the last one
     num_at_first: int = 1  # tokens that the client had at the first time of `times_s`: more than one if the first ones have no text
     has_ended: bool = False
 
@@ -58,7 +58,7 @@ class Stream:
         return self.has_ended or len(self.times_s) >= LATE_AFTER
 
     def hear(self, event: Mapping[str, Any]) -> bool:
-        """Take the number of tokens from an event that arrives now, of a completion or a chat. Return whether it has text or ends the
+        """Read the number of tokens from an event of a completion or a chat that arrives now. Return whether the event has text or ends the
         stream; only then add the current time to `times_s`."""
         if usage := event.get("usage"):
             self.num_tokens = usage["completion_tokens"]

@@ -1,4 +1,4 @@
-"""The tools of attached MCP servers, as a conversation with a model needs them."""
+"""Offer the tools of attached MCP servers to a model in a conversation, and call them."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Toolbox:
             session.close()
 
     def offered(self) -> list[dict[str, Any]]:
-        """Ask all servers for their tools. Return them in the form of a chat request, and let `find` find these. A server that fails offers
-        none, and `warn` gets the error."""
+        """Ask all servers for their tools. Return the tools in the form of a chat request, and let `find` find them. A server that fails
+        offers none, and `warn` gets the error."""
         self._offers = {}
         for session in self._sessions:
             try:

@@ -59,7 +59,7 @@ class Tracer:
         self._parent_of: Callable[[dict[str, str]], Any] = TraceContextTextMapPropagator().extract
 
     def __call__(self, record: RequestRecord) -> None:
-        """Create the spans of a request that has ended. If the client sent a trace context, they belong to its trace."""
+        """Create the spans of a request that has ended. If the client sent a trace context, the spans belong to the client's trace."""
         if record.is_probe:
             return
         offset_ns = time.time_ns() - time.monotonic_ns()

@@ -1,7 +1,7 @@
 """Mark stored files as in use by a marker, a file beside each of them. If a process is killed while it uses a file, the marker remains, and
 the next start verifies the file. The start that writes a file need not wait until the file is on the disk, because the marker is removed
-only after that. After a power failure, the marker is there on file systems that keep the order of changes to a folder, such as ext4 with
-its journal, xfs and btrfs.
+only once the file is. After a power failure, the marker still exists on file systems that keep the order of changes to a folder, such as
+ext4 with its journal, xfs and btrfs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 INFIX = ".used-"  # part of a marker's name between the name of the file and a random part
 _BLOCK_BYTES = 32 << 20
-_refused = set[Path]()  # files that the disk failed to write: only the first `fsync` after a failure reports it
+_refused = set[Path]()  # files that the disk failed to write; noted, because only the first `fsync` after a failure reports it
 
 
 class Use:
@@ -88,7 +88,7 @@ def _is_on_disk(path: Path) -> bool:
 
 
 def markers_of(path: Path) -> list[Path]:
-    """List the markers next to a file, those of running processes and those that were left behind."""
+    """List the markers next to a file, both the markers of running processes and those that were left behind."""
     return sorted(path.parent.glob(f"{path.name}{INFIX}*"))
 
 
@@ -113,10 +113,10 @@ def begin_use(
     path: Path, *, verify: bool = False, restart: bool = False, progress: Callable[[float], None] = lambda _: None
 ) -> Path | None:
     """Mark a stored file as in use and return its path. If the file exists, verify it first if it was damaged before (`verify`), or if a
-    process was killed while it used the file. Remove it if it is damaged; return None if it cannot be removed. So there may be no file at
-    the path that is returned, and the caller then writes it. After a `restart` by the server, a killed process is no reason to wait for
-    verification: the previous worker only read the file, and a check runs at the same time as the new worker. `progress` gets the fraction
-    that is verified. If no marker can be written, the file is used without one. Raise OSError if the file exists and cannot be read."""
+    process was killed while it used the file. Remove a damaged file, or return None if it cannot be removed. So there may be no file at the
+    returned path; the caller then writes the file. After a `restart` by the server, a killed process is no reason to wait for verification:
+    the previous worker only read the file, and a check runs at the same time as the new worker. `progress` gets the fraction that is
+    verified. If no marker can be written, the file is used without one. Raise OSError if the file exists and cannot be read."""
     left = left_behind(path)
     if path.exists() and (verify or (left and not restart)):
         why = "it was damaged before" if verify else "the last process that used it was killed"

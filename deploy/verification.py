@@ -30,8 +30,9 @@ UNVERIFIED = "%s could not be verified: %s; `relaxserve cache verify` verifies a
 
 
 def damage_of(path: Path) -> str:
-    """Verify a file in another process and wait for it. Return its description of the damage, or "" if it found none. A file that cannot be
-    read is damaged. If the process cannot be started, or ends early for another reason, log that the file is not verified."""
+    """Verify a file in another process and wait for it. Return the description of the damage that the process prints, or "" if it finds
+    none. A file that cannot be read is damaged. If the process cannot be started, or ends early for another reason, log that the file is
+    not verified."""
     try:
         ended = subprocess.run([*COMMAND, str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
     except OSError as error:

@@ -3,4 +3,4 @@
 from pathlib import Path
 
 MODEL = Path(__file__).parent / "model"  # the folder of its files
-NAME = "demo"  # the name by which commands know it
+NAME = "demo"  # the name of the model in commands

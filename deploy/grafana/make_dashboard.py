@@ -117,7 +117,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def _panel(number: int, title: str, unit: str, queries: list[tuple[str, str]], place: dict[str, int]) -> dict[str, Any]:
-    """Return a panel. `number` is its id, and `place` its position and size."""
+    """Return a panel. `number` is the panel's id, and `place` the panel's position and size."""
     source = {"type": "prometheus", "uid": "prometheus"}
     targets = [{"refId": chr(65 + i), "expr": e, "legendFormat": legend, "datasource": source} for i, (e, legend) in enumerate(queries)]
     defaults = {"unit": unit, "min": 0}

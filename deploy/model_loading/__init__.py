@@ -5,12 +5,12 @@ known       say what a load begins with, and how stages add to it
 held        describe a downloaded model
 hub         download models from the hub
 packages    download models that are packages of a package index
-origins     choose between these two
+origins     choose between `hub` and `packages`
 locate      resolve the source to a path on this machine
 made_tokenizer  make tokenizer files from a GGUF file
 tokenizer   read the tokenizer from the opened files
 files       open the files once: configuration, headers of the weights
-facts       say what the files hold: family, number of parameters, type of the weights
+facts       describe the contents of the files: family, number of parameters, type of the weights
 modes       choose how the model is served: its program, its bounds, its pages
 servable    refuse what cannot be served before anything is compiled; say what the model serves
 program     compile the program, or find it in the cache

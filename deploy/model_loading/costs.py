@@ -23,8 +23,8 @@ from server.engine.scheduling.pace import LEAST_SHARE, Measured, StepCosts, extr
 from server.engine.step_model import NO_ROWS, ExcerptTokens, GroupLimits, Places, StepBatch, StepLimits, StepModel
 from server.stages.relay import fastest
 
-# Seconds that measuring steps may take, because the first start waits for it. The pace extrapolates the times of larger steps. Several runs
-# of a brief step predict them better than one run of a large step, because other work on a machine slows some runs down.
+# Most seconds for measuring steps: the first start waits for the measurement. The pace extrapolates the times of larger steps. Several runs
+# of a brief step predict these times better than one run of a large step, because other work on a machine slows some runs down.
 ENOUGH_S = 0.4
 NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # number of short chunks, tokens per chunk, and tokens of context before each chunk
 NUM_RUNS, BRIEF_S = 4, 0.1  # runs of a step, and seconds after which it is not run again
@@ -41,9 +41,9 @@ class Timed(Served):
 
 
 def measure_steps(known: Served) -> Timed:
-    """Measure the times of steps, or read those of an earlier start. For an encoder, measure none, but write a file without times: it says
-    that a start has encoded an example. If other machines compute stages of the model, let its relay choose from the times into how many
-    parts it cuts a step."""
+    """Measure the times of steps, or read those of an earlier start. For an encoder, measure none, but write a file without times, which
+    shows later starts that an example was encoded. If other machines compute stages of the model, choose from the times into how many parts
+    the relay, which sends steps to the stages, cuts a step."""
     costs = None if known.step_model is None else step_costs(known.step_model, known.costs_file)
     if costs is None and known.costs_file is not None and not known.costs_file.exists():
         _keep(known.costs_file, Measured())
@@ -54,8 +54,8 @@ def measure_steps(known: Served) -> Timed:
 
 
 def step_costs(model: StepModel, kept_at: Path | None) -> Measured:
-    """Return the step times that an earlier start stored in the file `kept_at`. If there are none, or none for an example of some medium,
-    measure them now and store them. Measuring large steps of a large model takes seconds."""
+    """Return the step times that an earlier start stored in the file `kept_at`. If there are none, or none for a medium that the model
+    reads, measure them now and store them. Measuring large steps of a large model takes seconds."""
     costs = None if kept_at is None else _read(kept_at)
     if costs is None or any(limits.medium not in costs.excerpts_s for limits in model.limits.excerpts):
         costs = measured(model)
@@ -79,8 +79,8 @@ def measured(model: StepModel) -> Measured:
 
 
 def sizes_of(most: int) -> list[int]:
-    """Return the sizes to measure, in rising order: one token, the largest step (`most`), the smallest chunk of the pace, and sizes that
-    are smaller than this chunk by factors of four."""
+    """Return the sizes to measure, in rising order: one token, the largest step (`most`), the smallest chunk of the pace (`most` //
+    LEAST_SHARE), and sizes that are smaller than this chunk by factors of four."""
     sizes = {1, most}
     size = most // LEAST_SHARE
     while size > 1:
@@ -155,12 +155,13 @@ def tables_of(group: GroupLimits, num_seqs: int, num_pages: int) -> NDArray[np.i
 
 
 def _seconds(model: StepModel, batch: StepBatch) -> float:
-    """Time a step: the fastest of several runs. The first run misses the caches."""
+    """Return the seconds of the fastest of several runs of a step, because caches miss in the first run."""
     return _fastest(model, repeat(batch, NUM_RUNS))
 
 
 def _fastest(model: StepModel, batches: Iterable[StepBatch]) -> float:
-    """Return the seconds of the fastest of the steps. Once they have taken BRIEF_S together, the others do not run."""
+    """Run steps, and return the seconds of the fastest one. Once those that have run took BRIEF_S together, do not run the remaining
+    ones."""
     took_s: list[float] = []
     for batch in batches:
         began_s = time.perf_counter()
@@ -173,7 +174,7 @@ def _fastest(model: StepModel, batches: Iterable[StepBatch]) -> float:
 
 
 def _read(path: Path) -> Measured | None:
-    """Return the times that a file has. Return None if it is missing, malformed or implausible, or has no times of steps."""
+    """Return the times that a file has. Return None if the file is missing, malformed or implausible, or has no times of steps."""
     try:
         with regular(path).open("rb") as file:
             costs = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Measured)

@@ -36,7 +36,7 @@ def _ready(known: Timed) -> Ready:
     embedding, classes, prompt = config.embedding, config.classes, config.pair_prompt
     embedding_size = known.model.limits.embedding_size if known.embeds else 0
     fingerprint = fingerprint_of(known)
-    here = [stage for stage in known.reports if stage.place in (LOCAL, HEAD)] or [plan]  # what this machine's memory holds
+    here = [stage for stage in known.reports if stage.place in (LOCAL, HEAD)] or [plan]  # the parts in this machine's memory
     return Ready(
         signature=program.key,
         cache_hit=program.cache_hit,
@@ -80,7 +80,7 @@ def _ready(known: Timed) -> Ready:
 
 
 def _vision_of(vision: Seeing | None) -> Vision | None:
-    """Return what the front has to know of how a model sees images, or None if it sees none."""
+    """Return the facts by which the front prepares images for a model, or None if the model sees none."""
     if vision is None:
         return None
     cutting = vision.cutting
@@ -98,7 +98,7 @@ def _vision_of(vision: Seeing | None) -> Vision | None:
 
 
 def listening_of(audio: Audio | None) -> Listening | None:
-    """Return what the front has to know of how a model hears recordings in conversations, or None if it hears none."""
+    """Return the facts by which the front prepares recordings in conversations for a model, or None if the model hears none."""
     if audio is None:
         return None
     return Listening(

@@ -17,7 +17,7 @@ from runtime.parts import InParts, OneAtATime
 from server.engine.step_model import Excerpts, ExcerptTokens
 from server.messages import Excerpt
 
-KEPT_BYTES = 64 << 20  # most bytes of rows kept for resumed sequences and other requests; rows that running prompts read next may take more
+KEPT_BYTES = 64 << 20  # most bytes of rows kept for resumed sequences and other requests; spared rows (`spare`) may take more
 Rows = NDArray[np.float32]
 
 
@@ -41,7 +41,8 @@ class ExcerptEncoder(ABC):
         return ((excerpt,) for excerpt in excerpts)
 
     def spare(self, keys: Collection[bytes]) -> None:
-        """From now on, keep the rows with these keys, whatever their number of bytes. Rows spared before may be dropped again."""
+        """From now on, keep the rows with these keys, whatever their number of bytes. Rows that only an earlier call named may be dropped
+        again."""
         self._spared = frozenset(keys)
 
     def is_encoded(self, key: bytes) -> bool:
@@ -49,8 +50,8 @@ class ExcerptEncoder(ABC):
         return key in self._kept
 
     def encode(self, excerpts: Excerpts) -> bool:
-        """Run the next part of encoding those of these excerpts whose rows are not kept. If the encoding of other excerpts has begun,
-        abandon it; the rows that it has finished stay. Return whether the rows of all these excerpts are there."""
+        """Run the next part of the encoding of the excerpts whose rows are not kept. If the encoding of other excerpts has begun, abandon
+        it; rows that are finished stay. Return whether the rows of all the given excerpts are kept."""
         return self._begun.advance(tuple(excerpts), lambda: self._encoded(excerpts)) is not None
 
     def _encoded(self, excerpts: Excerpts) -> InParts[bool]:
@@ -92,8 +93,8 @@ class ExcerptEncoder(ABC):
 
 
 class BothEncoders(ExcerptEncoder):
-    """Encodes crops of images and clips of recordings, each with the encoder of its kind. No model with both has images whose tokens attend
-    to later tokens, so `look` returns no positions of last tokens (`Seer.look`)."""
+    """Encodes crops of images and clips of recordings, each with the encoder of its kind. No model with both encoders has images whose
+    tokens attend to later tokens, so `look` returns no positions of last tokens (`Seer.look`)."""
 
     def __init__(self, row_size: int, encoders: Mapping[type[Excerpt], ExcerptEncoder]) -> None:
         super().__init__(row_size)

@@ -1,4 +1,4 @@
-"""Say what a model's files hold: family, number of parameters, type of the weights, bytes on disk."""
+"""Describe the contents of a model's files: family, number of parameters, type of the weights, bytes on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEIGHTS = (".safetensors", ".gguf")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
 COMPARED_ROWS = 8  # first rows of embedding and head that are compared, to find whether both are one table
-MOST_DIFFERENCE = 0.5  # relative; roundings of one table differ by less than 0.2, two trained tables by more than 1
+MOST_DIFFERENCE = 0.5  # relative; two roundings of one table differ by less than 0.2, two tables that were trained apart by more than 1
 
 # Names of the mixes of types in which llama.cpp stores a model, by `general.file_type`.
 MIXES = {

@@ -51,14 +51,17 @@ class ModelFiles:
     architectures: tuple[str, ...] = ()  # class names from config.json
     method: str = ""  # name of the method by which a folder's weights are quantised; "" if they are not
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file; None: it is a folder
-    # Returns the numbers that encode matrices of a quantised checkpoint. None: it has no matrices that programs keep in this form.
+    # Returns the numbers that encode matrices of a quantised checkpoint. None: the checkpoint has no matrices that programs keep in this
+    # form.
     held: WeightSource | None = None
-    # Returns the numbers of the matrices that this program has quantised to a number of bits (deploy/quantizing). None: it has not.
+    # Returns the numbers of the matrices that this program has quantised to a number of bits (deploy/quantizing). None: it has quantised
+    # none.
     quantised: WeightSource | None = None
 
     def source(self, format: WeightFormat) -> WeightSource:
-        """Return the source of weights for a program with this format: it returns the numbers to which matrices were quantised if the
-        format has a budget of bits, those that encode the checkpoint's matrices if the format keeps them, otherwise the decoded values."""
+        """Return the source of weights for a program with this format: if the format has a budget of bits, the source of the numbers to
+        which matrices were quantised; if the format keeps the checkpoint's quantised matrices, the source of their numbers; otherwise the
+        source of the decoded values."""
         if format.budget and self.quantised is not None:
             return self.quantised
         return self.held if self.held is not None and format.as_stored else self.weights
@@ -81,7 +84,7 @@ class Opened(Located):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises LoadError if it is missing or damaged. A worker does not need it."""
+        """The tokenizer. Raises LoadError if the tokenizer is missing or damaged. A worker does not need it."""
         return self.tokenizer_source.build()
 
 
@@ -93,15 +96,15 @@ class Formed(Opened):
 
 
 def find_source(known: Asked) -> Located:
-    """Find the source on this machine, or download it. Raise LoadError if that fails."""
+    """Find the source on this machine, or download it. Raise LoadError if the source is not found and cannot be downloaded."""
     known.progress(FETCH, 0.0)
     path = locate(known.load.source, partial(known.progress, FETCH), known.load.hub_token)
     return Located(**carried(known, Asked), path=path)
 
 
 def open_source(known: Located) -> Opened:
-    """Open the files. If the load names no `max_context`, take the one in the file of the model's defaults (locate.py), if it has one. In
-    this case, a worker that replaces another takes the former worker's context, `least_context`, even if the file has changed: running
+    """Open the files. If the load names no `max_context`, use that of the file of the model's defaults (locate.py), if the file has one. In
+    this case, a worker that replaces another uses the former worker's context, `least_context`, even if the file has changed: running
     requests rely on it. Raise LoadError if the files cannot be read or are not supported."""
     files = open_files(known.path)
     known.progress("verify", 0.0)  # from now on, the front reads the tokenizer; a model that cannot be opened is refused first
@@ -115,8 +118,8 @@ def open_source(known: Located) -> Opened:
 
 @refusals()
 def open_files(path: Path) -> ModelFiles:
-    """Read the configuration and the headers of the weights. Of a folder's weights, read only the table of embeddings and a head beside it,
-    if the embeddings are tied. Raise LoadError if they cannot be read or are not supported."""
+    """Read the configuration and the headers of the weights. Read no weights, except the table of embeddings and the head of a folder whose
+    configuration ties them. Raise LoadError if the files cannot be read or are not supported."""
     return _open_gguf(path) if path.is_file() else _open_folder(path)
 
 

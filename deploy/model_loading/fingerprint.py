@@ -25,7 +25,7 @@ from runtime.sealed import recall
 from runtime.split_files import parts_of
 
 PIECE_BYTES = 64 << 20  # bytes that a thread digests at a time
-SMALL_PIECE_BYTES = 2 << 20  # the same for files other than weights, which each start reads: threads share a large tokenizer.json
+SMALL_PIECE_BYTES = 2 << 20  # the same for files other than weights; small, so that threads share a large tokenizer.json
 CHUNK_BYTES = 1 << 20
 WEIGHTS = ".safetensors"
 SUFFIXES = (WEIGHTS, ".json", ".jinja", ".model", ".txt")  # suffixes of the files in a folder that affect what a model answers
@@ -75,7 +75,7 @@ def _digest_of_files(path: Path, files: Sequence[Path], piece_bytes: int) -> str
 
 def _files(path: Path) -> list[Path]:
     """Return the files that a digest covers: the parts of a GGUF file, or the files of a folder and its direct subfolders that affect what
-    the model answers. A subfolder that this user may not read has no part in the model. Raise OSError if another folder cannot be read."""
+    the model answers. Leave out a subfolder that this user may not read. Raise OSError if another folder cannot be read."""
     if path.is_file():
         return [path.with_name(name) for name in parts_of(path.name)]
     found = entries_of(path)
@@ -90,7 +90,7 @@ def _pieces(file: Path, piece_bytes: int) -> Iterator[tuple[Path, int, int]]:
 
 
 def _digest_of_piece(piece: tuple[Path, int, int]) -> bytes:
-    """Return the digest of a piece of a file, given the path, the first byte, and the number of bytes, of which the file may lack some."""
+    """Return the digest of a piece of a file, given the path, the first byte, and the number of bytes. The file may end before."""
     path, start, left = piece
     digest, chunk = hashlib.sha256(), bytearray(CHUNK_BYTES)
     with path.open("rb") as file:

@@ -11,7 +11,7 @@ from runtime.session import Session
 
 MANY = 1 << 24  # upper bound for variables without a declared maximum: pages of a pool, entries of lists
 ROWS = ("t", "n")  # names of the variable that counts rows: tokens of a step, texts, or rows to sample
-PAGE_STEP = 2  # ratio of captured page-table lengths, as an exponent of 2; it may be large, because kernels skip absent pages at once
+PAGE_STEP = 2  # log2 of the ratio of captured page-table lengths; it may be large, because kernels skip absent pages at once
 
 
 def prepare(session: Session, executable: Executable) -> None:
@@ -27,7 +27,8 @@ def functions_of(executable: Executable) -> Sequence[str]:
 
 
 def captured_launches(executable: Executable) -> int:
-    """Return an upper bound for the launches in all graphs that `prepare` captures. Sizes may share a graph."""
+    """Return an upper bound for the number of launches in all graphs that `prepare` captures. It may be too large, because sizes may share
+    a graph."""
     functions = (executable.meta.functions[name] for name in functions_of(executable))
     return sum(_launches(executable, function) * sum(1 for _ in sizes_of(_variables(function))) for function in functions)
 
@@ -41,7 +42,7 @@ def _launches(executable: Executable, function: VMFunction) -> int:
 
 
 def _variables(function: VMFunction) -> dict[str, int | None]:
-    """Return the largest value of each variable of a function, or None if it is unbounded or depends on other variables."""
+    """Return the largest value of each variable of a function, or None if this value is unbounded or depends on other variables."""
     upper = {bound.slot: bound.upper for bound in function.bounds}
     found = {function.slots[slot]: upper.get(slot) for slot in function.variables if slot is not None}
     return {name: most if isinstance(most, int) else None for name, most in found.items()}

@@ -1,4 +1,4 @@
-"""Download, list and remove models of the hub. Imported only on demand, because huggingface_hub is an optional extra.
+"""Download, list and remove models of the hub. This module is imported only on demand, because huggingface_hub is an optional extra.
 
 A source is `ORGANISATION/NAME`, or `ORGANISATION/NAME:FILE` for one GGUF file of that repository. FILE may be an abbreviation such as
 `Q4_K_M`. If the file is split, all its parts belong to the model, which has the name of its first part.
@@ -30,15 +30,16 @@ PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 DUPLICATES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*", "*mmproj*.gguf"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_PART = re.compile(r"(.+)\.[0-9a-f]{8}\.incomplete")  # a part of a file with this tag, which only the process that began it continues
+_PART = re.compile(r"(.+)\.[0-9a-f]{8}\.incomplete")  # a partial file with this tag; only the process that began it continues it
 STORED = "huggingface_hub.snapshot_download"  # name of the progress bar of huggingface_hub that counts bytes on disk
 
 
 def download(source: str, report: Callable[[float], None], token: str | None = None) -> Path:
     """Download a model by its hub id. An interrupted download continues with the first file that is missing; its partial files are removed.
-    If the hub does not list the files now, fetch none, because none of them could be noted for its verification: the model must be here.
-    Return the model's folder or GGUF file. Call `report` with the completed fraction. Raise OSError if a file arrived damaged, and
-    FileNotFoundError if the source names a file, but no or several GGUF models match. Errors of the library pass through."""
+    If the hub does not list the files now, download none, because a download begins by storing the names of the files to verify; the model
+    must then be on this machine. Return the model's folder or GGUF file. Call `report` with the completed fraction. Raise OSError if a file
+    arrived damaged, and FileNotFoundError if the source names a file, but no or several GGUF models match. Errors of the library pass
+    through."""
     repo, patterns = _parted(source)
     _remove_parts(repo)
     offered: list[DryRunFileInfo] = []
@@ -73,7 +74,8 @@ def download(source: str, report: Callable[[float], None], token: str | None = N
 
 
 def reason(error: Exception) -> str:
-    """Return in one line why a download failed. Without a network, the library's own message is about its cache."""
+    """Return in one line why a download failed. Replace the library's own message if the hub does not answer, because that message is about
+    the library's cache."""
     if isinstance(error, LocalEntryNotFoundError):
         return f"the hub does not answer ({error.__cause__ or 'offline'}); check the network, or HTTPS_PROXY"
     return " ".join(str(error).split())
@@ -104,8 +106,8 @@ def means(source: str, held_source: str) -> bool:
 
 
 def remove(source: str) -> int:
-    """Delete a model from this machine, and what killed downloads of its repository have left. Return the number of bytes freed: 0 if there
-    was nothing of the model or its repository."""
+    """Delete a model from this machine, and the partial files that killed downloads of its repository have left. Return the number of bytes
+    freed: 0 if there was nothing of the model or its repository."""
     repo, patterns = _parted(source)
     freed = _remove_parts(repo)
     for one, paths in _held():
@@ -171,8 +173,7 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _offered(source: str, token: str | None) -> list[DryRunFileInfo]:
-    """List the files of a download. The list is empty if the hub does not list them, because it does not answer or refuses; the download
-    itself then reports why."""
+    """List the files of a download. Return [] if the hub does not answer or refuses; the download itself then reports why."""
     try:
         return _listed(source, token)
     except Exception:
@@ -188,21 +189,22 @@ def _listed(source: str, token: str | None) -> list[DryRunFileInfo]:
 
 
 def _note(snapshot: Path, names: set[str]) -> None:
-    """Keep the names of files of a snapshot that are about to be downloaded: if this process is killed, the next download verifies them."""
+    """Store the names of files of a snapshot that are about to be downloaded: if this process is killed, the next download verifies
+    them."""
     kept = _unverified(snapshot)
     kept.parent.mkdir(parents=True, exist_ok=True)
     _write(kept, names | _names(kept))
 
 
 def _verify(snapshot: Path) -> None:
-    """Verify the files of a snapshot that were not verified since their download, and forget that they were not. Raise OSError if one is
-    damaged."""
+    """Verify the files of a snapshot that were not verified since their download, and then remove their names from the list of unverified
+    files. Raise OSError if a file is damaged."""
     kept = _unverified(snapshot)
     here = {name for name in _names(kept) if (snapshot / name).exists()}
     for name in sorted(here):
         _require_digest(snapshot / name)
-    if here:  # otherwise the cache may be read-only
-        if others := _names(kept) - here:  # another process downloads these
+    if here:  # otherwise write nothing, because the cache may be read-only
+        if others := _names(kept) - here:  # files that another process downloads
             _write(kept, others)
         else:
             kept.unlink(missing_ok=True)
@@ -224,7 +226,7 @@ def _names(kept: Path) -> set[str]:
 
 
 def _require_digest(path: Path) -> None:
-    """Check the SHA-256 of a downloaded file, by which the hub's cache names large files. If it is wrong, remove the file and raise
+    """Check the SHA-256 of a downloaded file, by which the hub's cache names large files. If the digest is wrong, remove the file and raise
     OSError."""
     stored = path.parent / path.readlink() if path.is_symlink() else path  # follow one link only: the named file may be a link, too
     if not _SHA256.fullmatch(stored.name):

@@ -1,5 +1,5 @@
 """Define the state of a load, which begins as `Asked`. Each stage returns a value of its own class, which inherits the fields of the class
-before and adds what the stage found out. So the class of a parameter says how far a load must have come for a function:
+before and adds what the stage found out. So the class of a function's parameter tells which stages must have run before:
 
 Asked       the front's message, the target that it names, the cache  known.py
 Located     where the source is on this machine                       files.py
@@ -65,7 +65,7 @@ class Asked:
 
     @property
     def numbers(self) -> range:
-        """The numbers of these devices among the devices of their kind."""
+        """The numbers of the devices that compute the model, among the devices of their kind."""
         return range(self.number, self.number + self.load.tensor_parallel)
 
 
@@ -85,7 +85,7 @@ def begin(load: Load, progress: Progress = silent) -> Asked:
 
 def require_ranks(load: Load, number: int) -> None:
     """Check the settings of a load that divides the model over GPUs from `number` on. Raise LoadError, NoDevice or ModelError if a setting
-    does not go with `tensor_parallel`, or if the GPUs do not exist or do not fit each other."""
+    does not go with `tensor_parallel`, or if the GPUs do not exist or cannot work together."""
     count = load.tensor_parallel
     if count == 1:
         return

@@ -51,8 +51,8 @@ def heard(listening: Listening, clip: Clip, call: Callable[..., Rows], row_size:
 
 
 def rows_of_clip(clip: Clip, rows: Rows, row_size: int) -> Rows:
-    """Return the rows of the clip's tokens, the first of the program's `rows`. If `row_size` is larger, because rows of images are longer,
-    zeros follow the numbers of each row."""
+    """Return the rows of the clip's tokens, the first of the program's `rows`. If `row_size` is larger than these rows, because rows of
+    images are longer, zeros follow the numbers of each row."""
     rows = rows[: clip.num_tokens]
     found = np.zeros((len(rows), max(row_size, rows.shape[1])), np.float32)
     found[:, : rows.shape[1]] = rows

@@ -42,7 +42,7 @@ def _measured_label(load: Load, progress: Progress) -> QualityLabel | None:
 def loaded(begun: Asked) -> LoadedModel:
     """Run the stages of a load that have not run yet, and return the loaded model."""
     if begun.load.stages:
-        from deploy.stages.assemble import assemble  # only here, too
+        from deploy.stages.assemble import assemble  # only here, for the same reason as in `load_model`
 
         begun = assemble(begun)
     known = advance(begun, Described)

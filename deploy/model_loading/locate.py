@@ -57,7 +57,7 @@ def _here(source: str) -> Path | None:
 
 def _snapshot(path: Path) -> Path:
     """Return the folder of a snapshot if the path is a repository's folder in the hub's cache, or the folder `snapshots` within it. Take
-    the snapshot that `refs/main` names or, without that file, the only one. Raise LoadError if this does not choose one. Return any other
+    the snapshot that `refs/main` names or, without that file, the only one. Raise LoadError if neither determines one. Return any other
     path unchanged."""
     snapshots = path if path.name == SNAPSHOTS else path / SNAPSHOTS
     if not snapshots.is_dir() or (path / CONFIG).exists():
@@ -129,7 +129,7 @@ def identity_of(source: str, hub_token: str | None = None) -> str:
     return digest.hexdigest()
 
 
-BITS = {"auto": 16, "f32": 32, "bf16": 16, "int8": 8, "6bit": 7, "5bit": 6, "4bit": 5, "int4": 4}  # bits per weight, rounded to whole ones
+BITS = {"auto": 16, "f32": 32, "bf16": 16, "int8": 8, "6bit": 7, "5bit": 6, "4bit": 5, "int4": 4}  # bits per weight, rounded to integers
 
 
 def weigh(spec: ModelSpec) -> int:
@@ -144,7 +144,7 @@ def weigh(spec: ModelSpec) -> int:
         )
     except (OSError, LoadError):  # a file is being replaced right now, or cannot be read
         return 0
-    of_stages = num_bytes * spec.stages.count(LOCAL) // len(spec.stages) if spec.stages else num_bytes  # other machines have the others
+    of_stages = num_bytes * spec.stages.count(LOCAL) // len(spec.stages) if spec.stages else num_bytes  # without those of other machines
     return round(of_stages * _bits_of(spec.quantize) / 16)
 
 

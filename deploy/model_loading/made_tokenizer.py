@@ -2,8 +2,8 @@
 its standard output.
 
 Reading a vocabulary of 260,000 tokens takes a second and, for a moment, 150 MB. The front imports modules at the same time. Their objects
-lie between those of the vocabulary, so the allocator could give back only a third of this memory. Therefore a separate process reads large
-vocabularies.
+lie between those of the vocabulary, so the allocator could return only a third of this memory to the system. Therefore a separate process
+reads large vocabularies.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _is_large(file: GgufFile) -> bool:
 
 
 def _made_apart(file: GgufFile) -> bytes | None:
-    """Return the packed tokenizer files that a process of its own makes. Return None if it fails: if the file is damaged, this process
-    fails, too, and reports it."""
+    """Return the packed tokenizer files that a process of its own makes. Return None if that process fails: this process then makes the
+    files itself, and reports a damaged file."""
     try:
         done = subprocess.run([*COMMAND, file.path], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:  # for example, there is too little memory to start a process

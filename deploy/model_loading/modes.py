@@ -1,5 +1,5 @@
-"""Choose the mode in which opened files are served: a decoder that generates, embeds or transcribes, or an encoder. A mode defines its
-program, the bounds of a step, and how many pages of the KV cache it needs."""
+"""Choose the mode in which opened files are served: a decoder that generates, embeds or transcribes, or an encoder. A mode defines the
+program, the bounds of a step, and how many pages of the KV cache the program needs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ from server.engine.step_model import GroupLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
-# Largest number of tokens in a step, unless `max_batch`, an image or an encoder's text needs more. The arena is planned for the result.
+# Largest number of tokens in a step, unless `max_batch`, an image or an encoder's text needs more. The arena is planned for the resulting
+# number.
 MAX_STEP_TOKENS = 512
-# Most tokens of a sequence if the load names no context. Page tables, and a GPU's work space, are planned for it.
+# Most tokens of a sequence if the load names no context. Page tables, and a GPU's work space, are planned for this number.
 MOST_CONTEXT = 1 << 18
 SHORT_CONTEXT = 4096  # tokens for which there must be memory if the load names no context
 # Most tokens of an encoder's text if neither the load nor the files name a length. An encoder computes whole texts in one step, so its
@@ -66,7 +67,8 @@ class _Mode:
         return self.files.source(self.format)
 
     def part(self) -> IRModule | None:
-        """Return the program of the part that this process computes, or that each rank computes. Return None if that is the whole model."""
+        """Return the program of the part that this process computes, or that each rank computes. Return None if this part is the whole
+        model."""
         return None
 
     def rank_weights(self, part: IRModule | None) -> list[WeightSource]:
@@ -137,8 +139,8 @@ class _Decoder(_Mode):
 
 
 def _numerics(load: Load) -> Numerics:
-    """Return the numerics that the load asks for. On a GPU they are FAST, because its tensor cores round in their own way. Raise LoadError
-    for an unknown name, or if a load on a GPU names PORTABLE."""
+    """Return the numerics that the load asks for. On a GPU, the numerics are FAST, because tensor cores round in their own way. Raise
+    LoadError for an unknown name, or if a load on a GPU names PORTABLE."""
     if load.numerics not in tuple(Numerics):
         raise LoadError(ErrorCode.INVALID_VALUE, f"numerics is {load.numerics!r}; expected one of {', '.join(Numerics)}")
     found = Numerics(load.numerics)
@@ -184,15 +186,15 @@ class _Writer(_Decoder):
         return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH, self.layers, self.ranks))
 
     def pages(self) -> tuple[Pages, ...]:
-        """Return the useful numbers of pages of each group. At most, they suffice for a full batch of sequences of full length: one of them
-        computes many tokens in a step, and each other one a single token."""
+        """Return the useful numbers of pages of each group. The largest numbers suffice for a full batch of sequences of full length: one
+        of them computes many tokens in a step, and each other one a single token."""
         return tuple(self._pages(group, self._most_pages(group, 1) * (self.bounds.max_seqs - 1)) for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Generator(_Writer):
-    """A decoder that continues texts. The same program also returns hidden states for embeddings, so that both uses share the weights. If
-    the model is computed in stages, this is the last stage."""
+    """A decoder that continues texts. The same program also returns hidden states for embeddings, so that generation and embedding share
+    the weights. In a model that is computed in stages, a Generator is the last stage."""
 
     unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
 
@@ -252,8 +254,8 @@ class Encoder(_Mode):
     entry: ClassVar[str] = ENCODE
     unused: ClassVar[tuple[str, ...]] = ENCODER_UNUSED
     generates: ClassVar[bool] = False
-    # All positions if texts are padded. Otherwise the context of the load, or the longest text that the model's files state,
-    # or ENCODER_CONTEXT, but at most its number of positions.
+    # All positions if texts are padded. Otherwise the context of the load, or the longest text that the model's files state, or
+    # ENCODER_CONTEXT, but at most the model's number of positions.
     max_context: int
     bounds: EncodeBounds
 
@@ -288,7 +290,7 @@ Mode = Generator | Transcriber | Embedder | Encoder
 
 
 def mode_of(files: ModelFiles, load: Load) -> Mode:
-    """Return the mode for these files. Raise LoadError or ModelError if a setting of the load does not go with them."""
+    """Return the mode for these files. Raise LoadError or ModelError if a setting of the load does not go with the files."""
     limit = files.config.max_context
     if load.max_context is not None and load.max_context > limit:
         text = f"max_context is {load.max_context}; {files.path.name} has positions for {limit} tokens: lower max_context, or leave it out"

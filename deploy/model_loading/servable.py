@@ -1,5 +1,5 @@
-"""Decide from the configuration of a model and the headers of its weights whether it can be served, and what it serves. All commands share
-this stage, which refuses a model before anything is compiled."""
+"""Decide from the configuration of a model and the headers of its weights whether the model can be served, and for which requests. All
+commands share this stage, which refuses a model before anything is compiled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Servable(Formed):
 
     @property
     def _embeds_images(self) -> bool:
-        """Whether images have vectors. A decoder with vision that embeds texts sees no images."""
+        """Whether the model embeds images. A decoder with vision that embeds texts sees no images."""
         return isinstance(self.mode, Encoder) and self.files.config.vision is not None
 
     @property

@@ -95,7 +95,7 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
     match mode:
         case Generator():
             pool, limits = KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages)
-            if relay is not None or mode.ranks > 1:  # other processes, or other GPUs, have a part of each page
+            if relay is not None or mode.ranks > 1:  # pages cannot be read: other processes or GPUs have parts of each
                 limits = replace(limits, groups=tuple(replace(group, page_bytes=0) for group in limits.groups))
             if relay is not None:
                 return StagedModel(session, pool, limits, relay)
@@ -125,8 +125,8 @@ def _excerpt_encoder(config: ModelConfig, session: Session) -> ExcerptEncoder | 
 
 
 def _is_finite(model: Model, *, looks: bool) -> bool:
-    """Run a step of one token; if `looks` is true, one with each medium that the model reads. A model that transcribes
-    hears silence first. Return whether all results are finite."""
+    """Run a step of one token or, if `looks` is true, one such step with each medium that the model reads. A model that transcribes hears
+    silence first. Return whether all results are finite."""
     if isinstance(model, EncoderModel):
         seeing = model.limits.seeing
         seen = whole(model.see([seeing.example])) if looks and seeing is not None else 0.0
@@ -176,8 +176,8 @@ def arguments_of(batch: StepBatch, groups: Sequence[CacheGroup], stream: Vectors
 
 
 class _Stepping:
-    """The base class of all decoders, with a KV pool, a sampler, and defaults for models that read no excerpts. Subclasses add `run`, which
-    computes one step."""
+    """The base class of the step models of all decoders, with a KV pool, a sampler, and defaults for models that read no excerpts.
+    Subclasses add `run`, which computes one step."""
 
     def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
         self._session = session

@@ -33,12 +33,12 @@ NO_DEFAULTS = Defaults()
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """The files that describe a model's tokenizer. They are read once, at first use, except the file of defaults in `defaults`. The methods
-    raise LoadError if one is missing or malformed."""
+    """The files that describe a model's tokenizer. The files are read once, at first use, but `defaults` reads the file of defaults at each
+    call. The methods raise LoadError if a file that they need is missing or malformed."""
 
     path: Path
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file
-    own: Defaults = NO_DEFAULTS  # defaults that win over those of the file beside the model
+    own: Defaults = NO_DEFAULTS  # defaults that take precedence over those of the file beside the model
 
     def build(self) -> Tokenizer:
         from server.text.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ class TokenizerSource:
     def files(self) -> TokenizerFiles:
         """Return the files, which are made if the model is a GGUF file."""
         with _refusal(self.path):
-            self._files.tokenizer()  # raises an error if it is missing
+            self._files.tokenizer()  # raises an error if the tokenizer is missing
             return self._files
 
     def eos_ids(self) -> tuple[int, ...]:
@@ -64,8 +64,8 @@ class TokenizerSource:
             return TokenizerFiles(_defaults_in(defaults_of(self.path))).defaults()
 
     def reader(self) -> Callable[[], bytes]:
-        """Return a function that returns the content of tokenizer.json, which constraints need. The function may be called once, and only
-        reads. Whatever must be computed is computed now, because later it would delay requests."""
+        """Return a function that returns the content of tokenizer.json, which constraints need. The function may be called once. Whatever
+        must be computed is computed now, so that a call only reads and delays no requests."""
         with _refusal(self.path):
             if self.gguf is None or not is_made(self.gguf):
                 return [self._files.tokenizer()].pop  # holds no memory after the call

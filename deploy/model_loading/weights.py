@@ -28,8 +28,8 @@ class Bound(Planned):
 
 
 def bind(known: Planned) -> Bound:
-    """Bind the weights of each program of the model. They are those that an earlier load stored, or are prepared now and, with a cache,
-    stored. Raise ModelError if weights do not fit their program."""
+    """Bind the weights of each program of the model. Use the prepared weights that an earlier load stored, or prepare them now and, with a
+    cache, store them. Raise ModelError if weights do not fit their program."""
     executable, packed = known.program.executable, list[Path]()
     entries = [known.mode.entry, *(entry for entry in BESIDE if entry in executable.meta.functions)]
     known.progress("pack", 0.0)

@@ -1,4 +1,4 @@
-"""Write the paths of the administration into nginx.conf: `python -m deploy.nginx`. They are those of server/http/auth.py."""
+"""Write the paths of the administration into nginx.conf: `python -m deploy.nginx`. The paths are those of server/http/auth.py."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def label_for(known: Compiled, load: Load) -> QualityLabel:
 
 
 def measurable(load: Load, progress: Progress) -> Compiled:
-    """Compile a form, with the bounds of a measurement. Raise LoadError if it cannot be measured."""
+    """Compile a form, with the bounds of a measurement (`_opened`). Raise LoadError if its quality cannot be measured."""
     known = advance(_opened(load, progress), Compiled)
     config = known.files.config
     if not known.mode.generates or config.hearing is not None or config.classes is not None:
@@ -107,7 +107,7 @@ def _served(known: Compiled) -> Generator[CompiledModel]:
 
 def _opened(load: Load, progress: Progress) -> Opened:
     """Open the files for a load with the bounds of a measurement. The program of a model that is served with the default bounds, or with
-    larger ones, covers these, so it is used again."""
+    larger ones, covers these bounds, so the measurement reuses it."""
     opened = advance(begin(load, progress), Opened)
     window = min(WINDOW, opened.files.config.max_context)
     bounded = msgspec.structs.replace(load, max_context=window, max_batch=CHUNK, kv_cache_bytes=None)

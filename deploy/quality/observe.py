@@ -103,8 +103,8 @@ class Bound:
 
 
 def chunk_of(limits: StepLimits, tokens: Sequence[int], start: int, stop: int, rows: Ints | None = None) -> StepBatch:
-    """Return the step that computes the tokens `start` to `stop` - 1 of a text, after the tokens before them. `rows` are those of the step
-    whose logits are requested: all by default."""
+    """Return the step that computes the tokens `start` to `stop` - 1 of a text, after the tokens before them. `rows` are the rows of the
+    step whose logits are requested: all by default."""
     count = stop - start
     positions = np.arange(start, stop, dtype=np.int32)
     places: list[Places] = []
@@ -123,7 +123,7 @@ def chunk_of(limits: StepLimits, tokens: Sequence[int], start: int, stop: int, r
 
 
 def windows_of(tokens: Sequence[int], length: int) -> list[Sequence[int]]:
-    """Cut a text into windows of equal length. A shorter rest is left out, unless it is all there is."""
+    """Cut a text into windows of equal length. A shorter rest is left out, unless the whole text is shorter than a window."""
     return [tokens[i : i + length] for i in range(0, max(len(tokens) - length, 0) + 1, length)]
 
 

@@ -31,8 +31,8 @@ from server.settling import REST_S
 NAME = "measured"
 NUM_BEFORE, NUM_DECODED = 128, 128  # tokens of each request's prompt, and most tokens that it generates
 NUM_FIRST, LEAST_DECODED = 16, 8  # tokens that the first request generates, and least tokens that each later one generates
-ROUNDS, ROUND_S = 5, 1.5  # number of requests that are measured, and the seconds that one may take if it generates more than the least
-SETTLED_S = REST_S + 0.5  # seconds without requests after which a model begins to settle
+ROUNDS, ROUND_S = 5, 1.5  # number of measured requests, and most seconds of one that generates more than LEAST_DECODED tokens
+SETTLED_S = REST_S + 0.5  # seconds without requests after which a model has begun to settle its memory (`Device.settle`)
 # A server has settled when all its processes together use at most the share QUIET of one core during LOOK_S seconds. The measurement waits
 # for this for at most MOST_S seconds.
 LOOK_S, QUIET, MOST_S = 0.25, 0.1, 30.0

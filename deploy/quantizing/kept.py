@@ -33,7 +33,7 @@ from runtime.sections import SectionFile, read_kept
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
-VERSION = 4  # part of the cache's keys; increase it when the same model and text give other numbers
+VERSION = 4  # part of the cache's keys; increase it when the same model and text give other numbers than before
 WIDTHS = "widths"  # the section of a file that names the matrices and their widths
 
 Array = NDArray[Any]
@@ -111,8 +111,8 @@ def _read(place: Path, tensors: Mapping[str, TensorInfo], heads: Mapping[str, st
 
 
 class _Stored(Mapping[str, Mapping[str, Array]]):
-    """The arrays of each quantised matrix in a file, which are verified when a matrix is asked for: whoever packs it reads it anyway, and
-    nobody else does. If it is damaged, the file is removed if possible, and LoadError is raised."""
+    """The arrays of each quantised matrix in a file, which are verified when a matrix is read: only packing reads a matrix, and it reads
+    all of it anyway. If a matrix is damaged, the file is removed if possible, and LoadError is raised."""
 
     def __init__(self, file: SectionFile, widths: Mapping[str, Width], shapes: Mapping[str, tuple[int, ...]]) -> None:
         """`widths` and `shapes` are those of the matrices, by their names."""
@@ -160,7 +160,7 @@ def heads_of(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> dict[str
 
 class Quantised:
     """The weights of a model with quantised matrices. `parts` returns the arrays of a quantised matrix, `read` the values that the files
-    have. The head of a tied model becomes a tensor of its own, which only has parts."""
+    have. The head of a model with tied embeddings becomes a tensor of its own, which only has parts."""
 
     def __init__(self, source: WeightSource, result: Result, digest: str, heads: Mapping[str, str]) -> None:
         """`heads` is what `heads_of` returns."""

@@ -9,7 +9,7 @@ from compiler.frontend.quantized.held import Form, Width, two_level_form
 from compiler.ir.numbers import Kind
 
 # Widths from the smallest to the largest; see `bits_of`. At equal bits, codes of a table lose less than integers with shifts. GPUs store
-# codes in 8 bits, so they get integers.
+# codes of a table in 8 bits, so they get integers.
 CPU_WIDTHS = (Width(4, 64, Kind.IQ4), Width(4, 32, Kind.IQ4), Width(4, 16, Kind.IQ4), Width(4, 16), Width(6, 32))
 GPU_WIDTHS = (Width(4, 64), Width(4, 32), Width(4, 16), Width(6, 32))
 
@@ -30,7 +30,7 @@ class Unit:
 
 def measured_width(widths: Sequence[Width]) -> Width:
     """Return the smallest width with groups of 32 numbers. All matrices that are quantised can have it, since their rows are multiples of
-    32. They are first quantised in this width, to measure how much the predictions change."""
+    32. The matrices are first quantised in this width, to measure how much the predictions change."""
     return next(width for width in widths if width.group == 32)
 
 

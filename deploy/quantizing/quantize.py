@@ -31,7 +31,7 @@ LEAST_PARTS = 4  # least number of windows on which the inputs are measured
 SENSED_TOKENS, SENSED_ROWS = 256, 128  # length of the text that sensitivities are measured on, and tokens whose predictions are compared
 LEAST_SENSED = 64  # least length of the text that sensitivities are measured on
 HEAD = Width(6, 32)  # errors of the head affect the logits directly
-VALUES = "v_proj.weight"  # ending of the names of matrices whose width may differ from that of others that read the same input
+VALUES = "v_proj.weight"  # ending of the names of matrices whose width may differ from that of other matrices that read the same input
 LEAST_SHARE = 1e-4  # least importance of an input, relative to the mean of all inputs
 
 Array = NDArray[Any]
@@ -48,7 +48,7 @@ class Model:
     importance: Mapping[str, Floats]  # importance of the inputs, by the name of the matrix
     groups: Sequence[tuple[str, ...]]  # names of matrices that read the same input
     search: Search
-    widths: Sequence[Width]  # those that matrices of the layers may have
+    widths: Sequence[Width]  # widths that matrices of the layers may have
 
     @property
     def measured_width(self) -> Width:
@@ -137,8 +137,8 @@ def apart(names: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _important(squares: Floats) -> Floats:
-    """Return the importance of inputs. It is rounded, so that the last bits of the squares, which may differ between machines, do not
-    decide about numbers."""
+    """Return the importance of inputs, rounded so that the last bits of the squares, which may differ between machines, do not change the
+    quantised numbers."""
     if not squares.any():
         return np.ones_like(squares)
     mantissa, exponent = np.frexp(np.maximum(squares, LEAST_SHARE * squares.mean()))

@@ -8,7 +8,7 @@ class Events:
 
     def __init__(self, media_type: str) -> None:
         self._end = b"\n" if "ndjson" in media_type else b"\n\n"
-        self._rest = bytearray()  # a begun event
+        self._rest = bytearray()  # the beginning of an event that has not ended
 
     def push(self, data: bytes) -> list[bytes]:
         """Return the events that end in these bytes. An event that has only begun waits for the next call."""

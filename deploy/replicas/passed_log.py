@@ -34,6 +34,6 @@ class PassedLog:
         with self._pipe:
             for line in self._pipe:
                 self._last.append(line)
-                if sys.stderr is not None:  # it was closed before the start of this process
+                if sys.stderr is not None:  # None: standard error was closed before this process started
                     with suppress(OSError):  # a disk may be full for a while
                         sys.stderr.write(line)

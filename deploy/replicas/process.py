@@ -28,7 +28,7 @@ from runtime.own_folder import OwnFolder
 from server.messages import LOCAL
 from server.signal_names import describe_status
 
-FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder
+FOLDER = "relaxserve-replica-"  # beginning of the name of the server's temporary folder
 READY_POLL_S = 0.1
 ASK_S = 5.0  # longest time for an answer to a question of the replica
 # Settings that the replica decides. `drain_s` is longer than the grace period after which the engine of the fleet ends a replica: another
@@ -52,7 +52,7 @@ class ServerEnded(Exception):
 
 
 class ServerProcess:
-    """One server on a port of its own. The kernel kills it when this process ends."""
+    """One server on a port of its own. The kernel kills the server when this process ends."""
 
     access_key: str | None = None  # key with which `ask` asks the server, if its settings have keys
 
@@ -65,10 +65,10 @@ class ServerProcess:
         num_threads: int | None = None,
         stages: StagePlaces | None = None,
     ) -> None:
-        """Start the server. `settings` are those of its configuration file. Raise SettingsError if one is wrong. If the server has keys or
-        is `insecure`, it listens on `address`, that of this machine in the cluster; otherwise only this machine reaches it. Each model
-        computes with `num_threads` threads, or with RELAXSERVE_THREADS if the environment has it. Without `stages`, models are not
-        divided."""
+        """Start the server. `settings` are those of its configuration file. Raise SettingsError if a setting is wrong. If the server has
+        keys or is `insecure`, it listens on `address`, the address of this machine in the cluster; otherwise only this machine reaches it.
+        Each model computes with `num_threads` threads, or with RELAXSERVE_THREADS if the environment has it. Without `stages`, models are
+        not divided."""
         self.key = secrets.token_hex(16)
         self._folder = OwnFolder(Path(tempfile.gettempdir()), FOLDER)
         try:
@@ -110,7 +110,8 @@ class ServerProcess:
         if num_threads is not None:
             environment.setdefault(f"{PREFIX}THREADS", str(num_threads))
         words = bound((*command("deploy.cli"), "serve", "--config", str(config)))
-        # In a group of its own, it takes no Ctrl-C of a terminal: this process stops it when its requests have ended.
+        # In a process group of its own, the server gets no Ctrl-C of a terminal: this process stops the server when its requests have
+        # ended.
         return subprocess.Popen(
             words, env=environment, process_group=0, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
         )
@@ -129,7 +130,7 @@ class ServerProcess:
         self._log.wait()
 
     def wait_until_ready(self) -> None:
-        """Wait until the server is ready. If it ends first, remove its files and raise ServerEnded."""
+        """Wait until the server is ready. If the server ends first, remove its files and raise ServerEnded."""
         while True:
             try:
                 self.require()
@@ -161,7 +162,7 @@ class ServerProcess:
         return int(json.loads(self.ask("/load"))["server_load"])
 
     def pages_share(self) -> float:
-        """Return the share of pages that running requests hold, of the model that has most in use."""
+        """Return the share of its pages that running requests use, for the model with the largest share."""
         return max((float(found) for found in USAGE.findall(self.ask("/metrics").decode())), default=0.0)
 
     def ask(self, path: str) -> bytes:
@@ -169,9 +170,9 @@ class ServerProcess:
         return ask(self.url + path, self.access_key)
 
     def stop(self, within_s: float | None = None) -> None:
-        """Let running requests end, then stop the server. Kill it if that takes longer than `within_s`. Without this limit, the engine of
-        the fleet kills this process at the end of its grace period, and the kernel the server. A server that did not answer the last
-        health check is killed at once: its requests wait for another one. Remove the files of the server."""
+        """Let running requests end, then stop the server. Kill the server if it takes longer than `within_s` seconds. Without this limit,
+        the engine of the fleet kills this process at the end of its grace period, and the kernel then kills the server. A server that did
+        not answer the last health check is killed at once: its requests wait for another server. Remove the files of the server."""
         if self._is_silent:
             self._process.kill()
         else:
@@ -189,8 +190,8 @@ class ServerProcess:
 
 
 def _direct() -> OpenerDirector:
-    """Return an opener for requests to the replica's server. It has no handler for proxies, so it ignores those of the environment. It has
-    none for redirects either, so a redirect raises HTTPError, and no other server gets the key."""
+    """Return an opener for requests to the replica's server. The opener has no handler for proxies, so it ignores proxies of the
+    environment, and no handler for redirects, so a redirect raises HTTPError, and no other server gets the key."""
     opener = OpenerDirector()
     for handler in (HTTPHandler(), HTTPSHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
         opener.add_handler(handler)

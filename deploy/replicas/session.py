@@ -28,8 +28,8 @@ def new_session() -> aiohttp.ClientSession:
 
 
 def _watched_socket(address: Any) -> socket.socket:
-    """Return a socket whose connection breaks after LOST_S if the other machine has lost power or its network, or takes no bytes for so
-    long. Servers read a body as it arrives, also while they are busy, so one that takes nothing hangs."""
+    """Return a socket whose connection breaks after LOST_S if the other machine has lost power or its network, or accepts no bytes for that
+    long. Servers read a body as it arrives, also while they are busy, so a server that accepts nothing hangs."""
     made = socket.socket(address[0], address[1], address[2])
     notice_loss(made, LOST_S)
     made.setblocking(False)

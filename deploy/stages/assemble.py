@@ -39,8 +39,8 @@ M = TypeVar("M", bound=StageMessage)
 
 @refusals()
 def assemble(begun: Asked) -> Planned:
-    """Start all stages but the last one, which is this process. When the others are ready to run, return the plan of this process, with
-    a report of each stage. Raise LoadError if a stage cannot do its part."""
+    """Start all stages but the last one, which is this process. When the others are ready to run, return the plan of this process, with a
+    report of each stage. Raise LoadError if a stage cannot be started or loaded."""
     opened = advance(begun, Opened)
     require_splittable(opened.files.config, len(begun.load.stages) - begun.load.stages.count(HEAD))
     if opened.files.is_embedder:
@@ -128,7 +128,8 @@ def _ends(load: Load) -> tuple[int, int]:
 
 
 def _agreed(known: Planned, peers: Sequence[Peer], plans: Sequence[messages.Planned]) -> tuple[int, ...]:
-    """Return the number of pages of each cache group for which every stage has room. Raise LoadError if a stage computes something else."""
+    """Return the number of pages of each cache group for which every stage has room. Raise LoadError if a stage would compute something
+    else than this process."""
     found = fingerprint_of(known), known.mode.max_context
     for peer, plan in zip(peers, plans, strict=True):
         if (plan.fingerprint, plan.max_context) != found:

@@ -41,15 +41,16 @@ def loads_of_stages(load: Load, files: ModelFiles, machines: Sequence[str], free
 
 
 def _room(load: Load, machine: str, free_bytes: int, num_stages: int) -> int:
-    """Return the bytes that the stages of a machine may take together: the limit of the load, or the free memory without the processes."""
+    """Return the bytes that the stages of a machine may take together: the limit of the load, or the free memory minus WORKER_BYTES for
+    each stage's process."""
     if machine == LOCAL and load.memory_limit_bytes is not None:
         return load.memory_limit_bytes
     return max(0, free_bytes - num_stages * WORKER_BYTES)
 
 
 def _of_stage(load: Load, layers: range, machine: str, room: int, share: float) -> Load:
-    """Return the load of a stage, which has a share of its machine's memory. Other machines need neither what the server keeps free for
-    other models nor its token for downloads."""
+    """Return the load of a stage, which has a share of its machine's memory. On another machine, the load has neither the memory that the
+    server reserves for other models nor the server's token for downloads."""
     own = msgspec.structs.replace(
         load,
         layers=(layers.start, layers.stop),

@@ -20,7 +20,7 @@ from server.workers.worker_process import FROM_OUTSIDE
 
 POLL_S = 0.2
 PATIENCE_S = 3.0  # seconds for a stage to end after its worker has
-MOST_STRANGERS = 32  # connections that have not introduced themselves
+MOST_STRANGERS = 32  # most connections that have not introduced themselves
 
 log = logging.getLogger(__name__)
 

@@ -55,7 +55,7 @@ def main() -> None:
     """Load the layers that the worker names, and tell the worker why if that fails. Then compute them until the worker is gone."""
     begin_process()
     link = Link(socket.socket(fileno=int(sys.argv[1])), "the worker")
-    is_busy = threading.Event()  # also while the stage loads
+    is_busy = threading.Event()  # set while the stage loads, and during each step
     is_busy.set()
     threading.Thread(target=_report, args=(link, is_busy), name="report", daemon=True).start()
     try:

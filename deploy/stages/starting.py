@@ -92,7 +92,8 @@ def start_process(inherited: socket.socket | None = None) -> tuple[socket.socket
         raise _not_started(error) from error
     words = bound((*command("deploy.stages.process"), str(far.fileno())))
     try:
-        # The worker's stages are in its process group, which the front kills as a whole. A host's are not in the group of its terminal.
+        # Stages that a worker starts are in its process group, which the front kills as a whole. Each stage that a host starts is in a
+        # group of its own, which gets no signals of the host's terminal.
         group = None if inherited is None else 0
         process = subprocess.Popen(words, pass_fds=(far.fileno(),), stdin=subprocess.DEVNULL, process_group=group)
     except OSError as error:
