@@ -30,8 +30,8 @@ class LoadError(Exception):
 
 
 class RequestError(Exception):
-    """Raised when one request fails in the worker, or when no worker can take it. Other requests continue. `retry_after_s`: when to try
-    again, if that may help."""
+    """Raised when one request fails in the worker, or when no worker can take it. Other requests continue. `retry_after_s`: seconds after
+    which a new try may succeed; None: none is expected to."""
 
     def __init__(self, code: ErrorCode, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Outage:
 
     @property
     def is_long(self) -> bool:
-        """Whether new requests wait no longer."""
+        """Whether the outage has lasted longer than new requests wait for its end."""
         return time.monotonic() - self.began_s > self.patience_s
 
 
@@ -80,7 +80,7 @@ class WorkerHandle(Protocol):
     ready_s: float  # monotonic time at which the last worker became ready
     outage: Outage | None  # the outage that has not ended; None: there is none
     before_wake: Callable[[], None]  # called before the model wakes up; raises RequestError if there is no room for it
-    # called before a worker with another fingerprint takes the place of one; raises LoadError if the model cannot be served so
+    # called before a new worker serves, if its fingerprint differs from that of the worker before; raises LoadError if it must not serve
     before_change: Callable[[Ready], Awaitable[None]]
 
     @property
@@ -90,11 +90,11 @@ class WorkerHandle(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The process id of the worker, or None while there is none."""
+        """The process id of the worker, or None while there is no worker."""
         ...
 
     async def start(self) -> Ready:
-        """Start the worker, and return when it is ready. Raise LoadError if it fails."""
+        """Start the worker, and return its Ready message. Raise LoadError if the load fails."""
         ...
 
     def generate(self, submit: Submit, /) -> AsyncGenerator[TokenEvent, None]:
@@ -110,12 +110,12 @@ class WorkerHandle(Protocol):
         ...
 
     def give(self, asked: GivePages, /) -> AsyncGenerator[PagesGiven, None]:
-        """Yield the pages that another server asks for."""
+        """Yield the offer of the pages that another server asks for, then the pages."""
         ...
 
     async def sleep(self, *, keep: bool) -> None:
-        """End the worker, and free its memory, until the next request or `wake`. `keep`: running requests continue then; otherwise they
-        fail. Raise RequestError if the model cannot sleep now, for example because it is loading."""
+        """End the worker, and free its memory, until the next request or `wake`. `keep`: running requests continue when the model wakes up;
+        otherwise they fail. Raise RequestError if the model cannot sleep now, for example because it is loading."""
         ...
 
     def wake(self) -> None:
@@ -218,7 +218,7 @@ class Tokenizer(Protocol):
     def generation_defaults(self) -> GenerationDefaults: ...
     @property
     def defaults(self) -> Defaults:
-        """The defaults for requests that the file beside the model sets."""
+        """The defaults for requests, from the file beside the model (`server.defaults.BesideModel`)."""
         ...
 
     def with_template(self, source: str) -> Self:
