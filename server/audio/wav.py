@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from server.audio.sound import AudioError, Sound, floats, mono
 
 PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
-UNSTATED = 0xFFFFFFFF  # stands for a length that the writer did not know, such as ffmpeg writing to a pipe, or that `ds64` states
-UNFILLED = 0  # stands for the length in files of other writers that did not know it, such as GStreamer
+UNSTATED = 0xFFFFFFFF  # in place of a length: the chunk `ds64` has it, or the writer did not know it, such as ffmpeg writing to a pipe
+UNFILLED = 0  # in place of a length that other writers did not know, such as GStreamer
 MAGIC = (b"RIFF", b"RF64")
 BLOCK_FRAMES = 1 << 20  # frames decoded at a time
 
@@ -60,7 +60,7 @@ def _read(data: bytes) -> tuple[_Layout, memoryview]:
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
         at += 8
         if name == b"ds64":
-            long = int.from_bytes(data[at + 8 : at + 16], "little") or UNSTATED  # a pipe leaves 0
+            long = int.from_bytes(data[at + 8 : at + 16], "little") or UNSTATED  # 0 if ffmpeg wrote to a pipe
         elif name == b"fmt ":
             layout = _layout(data[at : at + size])
         elif name == b"data":

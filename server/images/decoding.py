@@ -39,7 +39,8 @@ REMEDY = f"images need a package that is not installed; the operator can add it:
 
 
 def begins_image(data: bytes) -> bool:
-    """Return whether a file begins like one of the formats that are read. WebP shares its beginning with WAV, and names itself later."""
+    """Return whether a file begins like one of the formats that are read. WebP and WAV files begin with the same bytes, and differ from
+    byte 8 on."""
     return any(data.startswith(start) for start in FORMATS.values()) and data[8:12] != b"WAVE"
 
 
@@ -48,7 +49,7 @@ class ImageFault(ValueError):
 
 
 class File(msgspec.Struct, frozen=True):
-    """The work of a call."""
+    """The work of a call: an image to decode and to cut."""
 
     text: str  # the file in base64
     plan: Plan
@@ -123,14 +124,14 @@ def _opened(data: bytes, most_pixels: int) -> Image:
 
 
 def _upright(image: Image) -> Image:
-    """Return an image turned as its metadata say, or as it is if they say nothing or are damaged, as in browsers."""
+    """Return an image turned according to its metadata. As in browsers, do not turn it if they have no orientation or are damaged."""
     from PIL import Image as images
 
     try:
         turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
     except MemoryError:
         raise
-    except Exception:  # Pillow raises errors of any kind for them
+    except Exception:  # Pillow raises errors of any kind for damaged metadata
         return image
     return image if turn is None else image.transpose(images.Transpose[turn])
 
@@ -148,7 +149,7 @@ def _opaque(image: Image) -> Image:
 
 
 def _of_bytes(image: Image) -> Image:
-    """Return a grey image of 16 bits in 8 bits. Take the higher byte, as browsers do, and as Pillow does for colours."""
+    """Convert a grey image from 16 bits per pixel to 8. Take the higher byte, as browsers do, and as Pillow does for colours."""
     from PIL import ImageMath
 
     wide = image.convert("I")
