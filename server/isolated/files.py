@@ -1,4 +1,4 @@
-"""Decode files that clients send, each in a call of a job, and put every failure into the words of a client's error."""
+"""Decode files that clients send, each in a call of a job, and turn every failure into an error for the client."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FileCalls(Generic[T]):
         self._invalid, self._not_decoded = invalid, not_decoded
 
     async def decode(self, file: msgspec.Struct, param: str) -> T:
-        """Return the job's answer. Raise ApiError if the file cannot be decoded. `param` is the field with the file."""
+        """Return the job's answer. Raise ApiError if the file cannot be decoded. `param` is the request's field with the file."""
         try:
             found = msgspec.msgpack.decode(await self._calls.call(msgspec.msgpack.encode(file)), type=self._answer)
         except CallError as error:
@@ -61,7 +61,7 @@ class FileCalls(Generic[T]):
         return found
 
     def _described(self, error: CallError, param: str) -> ApiError:
-        """Return the client's error for a call that failed."""
+        """Return the error for the client if a call has failed."""
         if error.failure in (Failure.TOO_LARGE, Failure.STOPPED):
             most = f"{self._job.call_s:g} s of CPU time or {self._job.call_bytes >> 20} MiB"
             return ApiError(self._invalid, f"{param} cannot be decoded: it takes more than {most}", param=param)

@@ -1,4 +1,4 @@
-"""The protocol by which one server asks another for the cache pages of a prompt. Both prove that they know a secret.
+"""The protocol by which one server asks another for the cache pages of a prompt. Both servers prove that they know a secret.
 
     taker -> giver    POST /internal/pages: an Ask as JSON; the header `x-relaxserve-peer` has the digest of the body and its proof
     giver -> taker    a stream of frames: an Offer as MessagePack, then the pages that it names
@@ -50,7 +50,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]  # how long the taker waits
     sent_s: float  # seconds since 1970 by the taker's clock
     prompt_ids: bytes = b""  # tokens as little-endian i32, if the giver is to compute the prompt first
-    # with these, the giver computes the prompt as for the request of the taker
+    # with the next three fields, the giver computes the prompt as it would for the taker's request
     cache_salt: str = ""
     fairness_key: str = ""
     priority: int = 0
@@ -66,8 +66,8 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
         return FRAME_BYTES + max(self.page_bytes, default=0)
 
     def fault(self, now_s: float) -> str:
-        """Return why an ask is refused for the time at which it was sent: it is too old, or too far in the future. Return "" if neither is
-        so. Without this check, whoever has recorded an ask could send it again at any time."""
+        """Return why the time at which an ask was sent is not valid: it is too long ago, or too far in the future. Return "" if it is
+        valid. Without this check, whoever has recorded an ask could send it again at any time."""
         age_s = now_s - self.sent_s
         if -SKEW_S <= age_s <= self.limit_s + SKEW_S:
             return ""
@@ -76,7 +76,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The giver's answer: which pages follow. The taker needs them to continue the prompt after `num_tokens` tokens."""
+    """The giver's answer: which pages follow. The taker needs these pages to continue the prompt after `num_tokens` tokens."""
 
     num_tokens: Count
     firsts: tuple[Count, ...]  # for each cache group, the index of the first page that follows
@@ -89,12 +89,12 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PeerFault(Exception):
-    """The other server did not send what was asked for. The message says why."""
+    """Raised if the other server has not sent the pages that this server asked for. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proofs:
-    """Makes and checks the proofs of what servers with the same secret send each other."""
+    """Makes and checks the proofs of the messages between servers that have the same secret."""
 
     secret: str = field(repr=False)
 
@@ -136,7 +136,7 @@ def digest_of(body: bytes) -> str:
 
 
 def digests_in(data: bytes) -> list[bytes]:
-    """Return the digests that an Ask has one after the other. An incomplete one at the end is left out."""
+    """Return the digests that an Ask has one after the other. An incomplete digest at the end is left out."""
     return [data[at : at + DIGEST_BYTES] for at in range(0, len(data) - DIGEST_BYTES + 1, DIGEST_BYTES)]
 
 
