@@ -1,5 +1,5 @@
-"""The settings of a load, declared once. The front keeps them with a model (`server.models.state.ModelSpec`, which adds ranges), and a
-worker gets them in its first message (`server.messages.Load`)."""
+"""The settings of a load, declared once. The front keeps them with a model (`server.models.state.ModelSpec`, which limits their values),
+and a worker gets them in its first message (`server.messages.Load`)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class LoadSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_cache_bytes: int | float | None = None
     memory_limit_bytes: int | None = None  # set by the registry: bytes that are free when the load begins
     kv_dtype: str = "auto"  # type of the pages: f32, f16, bf16 or int8; auto: f32 if the weights are f32, else bf16
-    numerics: str = "auto"  # portable: the same bits on all CPUs; fast: round operands for the machine's units; auto: the weights decide
+    numerics: str = "auto"  # portable: the same bits on all CPUs; fast: operands rounded for the machine's units; auto: by the weights
     target: str = "host"  # CPU or GPU architecture to generate code for
     device: str = "cpu"  # device that runs the code: cpu, cuda, cuda:1
     calibrate: str = ""  # path of the text by which a format such as 4bit is quantised; "": the built-in text
     reserved_bytes: int = 0  # set by the registry: free bytes that the KV cache must leave for models that are not loaded yet
-    kv_share: float = 1.0  # set by the registry: share of the remaining bytes that the KV cache may use if kv_cache_bytes is None
+    kv_share: float = 1.0  # set by the registry: share of the bytes left by other parts that the KV cache may use if kv_cache_bytes is None
     embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
     # The processes that compute the model's layers one after the other, in this order: LOCAL, or addresses of `relaxserve stage`. The last
     # one is this worker, which samples: LOCAL, or HEAD if it computes no layers. Empty: this worker computes all layers.

@@ -73,7 +73,7 @@ class Trigger(msgspec.Struct, frozen=True):
     token_id: int | None = None  # the constraint's source describes what follows this token; None: only `plain` opens a part
     # token sequences that may follow `token_id`, none a prefix of another; empty: the grammar alone decides
     offers: tuple[tuple[int, ...], ...] = ()
-    open_id: int | None = None  # token that opens a think block, which only the answer's beginning may have; None: no block is recognised
+    open_id: int | None = None  # token that opens a think block, if an answer begins with it; None: no block is recognised
     close_id: int | None = None  # token that closes a think block
     is_open: bool = False  # the prompt ends inside a think block
     # token sequences that begin a call in plain JSON; the constraint's `plain` is the grammar of the whole call, these tokens included
@@ -234,7 +234,7 @@ class Load(LoadSettings, Message, frozen=True, tag=True):
 LOCAL = "local"  # the place of a stage that is a process of this machine
 HEAD = "head"  # the place of the last stage, if it is a process of this machine without layers: it computes only what follows all layers
 
-IDLE = 1 << 31  # the priority of the requests of batches, later than every priority that a client can set
+IDLE = 1 << 31  # the priority of the requests of batches; all priorities that a client can set come before it
 
 
 class Submit(Message, frozen=True, tag=True):
@@ -265,7 +265,7 @@ class Part(Message, frozen=True, tag=True):
 
 
 class Embed(Message, frozen=True, tag=True):
-    """Compute the vectors of a text, or of an image. Fields that have the name of a field of Submit have its meaning."""
+    """Compute the vectors of a text, or of an image. Fields with the names of fields of Submit mean the same."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -276,7 +276,7 @@ class Embed(Message, frozen=True, tag=True):
     cache_salt: str = ""
     priority: int = 0
     second: int | None = None  # index where the second text of a pair begins, for models that distinguish the two
-    # for speech models, which return as the vector of a token its attention to the frames of the audio, in several heads
+    # for speech models: the vector of a token is then its attention to the frames of this audio, in several heads
     audio: Audio | None = None
     crop: Crop | None = None  # an image to embed in place of a text
 
@@ -298,7 +298,7 @@ class GivePages(Message, frozen=True, tag=True):
 
 
 class MorePages(Message, frozen=True, tag=True):
-    """The front has passed a message with pages on, so the worker may send one more."""
+    """The front has passed on a message with pages, so the worker may send one more."""
 
     request_id: str
 
@@ -318,10 +318,10 @@ FETCH = "fetch"  # the first stage of a load; after it, the model's files are on
 
 
 class Progress(Message, frozen=True, tag=True):
-    """How far a load is."""
+    """How far a load has come."""
 
     stage: str  # such as FETCH, verify, compile, pack or warm-up
-    fraction: float  # of the stage, 0 to 1
+    fraction: float  # completed fraction of the stage, 0 to 1
 
 
 class CachePages(Message, frozen=True):
@@ -378,7 +378,7 @@ class Listening(msgspec.Struct, frozen=True):
     ends: bool  # whether the last clip has only the tokens of its sound; otherwise silence fills up the window
     most_windows: int  # maximum number of windows of a recording that are heard; 0: no maximum
     piece_hops: int = 0  # hops of a piece, if the encoder reads pieces separately (`runtime/hops.py`); 0: it does not
-    reflects: bool = False  # whether a recording is mirrored at its own end, and hops must be whole; otherwise silence fills it up
+    reflects: bool = False  # whether a recording is mirrored at its own end, without its incomplete hop; otherwise silence fills it up
 
 
 class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -407,7 +407,7 @@ class Ready(Message, frozen=True, tag=True):
     cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are sums over the groups
     context_note: str = ""  # why max_context is less than the model allows, and what a longer context needs
     device_note: str = ""  # why the code is compiled for another target than the load names
-    numeric_class: str = ""  # equal classes, programs and weights compute equal bits
+    numeric_class: str = ""  # models with equal classes, programs and weights compute equal bits
     fingerprint: str = ""  # digest of the program, the weights and the numeric class
     embedding_size: int = 0  # 0: the model serves no embeddings
     embedding_note: str = ""  # what users of the embeddings should know, such as how a text's vector is made
@@ -432,7 +432,7 @@ class Ready(Message, frozen=True, tag=True):
     compile_s: float = 0.0
     load_s: float = 0.0
     stages: tuple[StageReport, ...] = ()  # empty: one process computes all layers
-    devices: tuple[str, ...] = ()  # the GPUs over which the model is divided, each with all the bytes above; empty: it is not divided
+    devices: tuple[str, ...] = ()  # the GPUs over which the model is divided; the numbers of bytes above are per GPU; empty: not divided
 
     @property
     def cuts(self) -> tuple[int, ...]:

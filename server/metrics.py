@@ -223,13 +223,13 @@ class _Everything(CollectorRegistry):
 
 
 class _Gauges(Collector):
-    """The gauges of all models, and the counters that workers keep."""
+    """The gauges of all models, and the counters that workers and their supervisors count."""
 
     def __init__(self, readings: Sequence[ModelReading]) -> None:
         self._readings = readings
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the gauges, and the counters that workers keep."""
+        """Yield these gauges and counters."""
         readings = self._readings
         gauges: tuple[tuple[str, str, Callable[[ModelReading], float]], ...] = (
             ("vllm:num_requests_running", "Sequences in the batch.", lambda m: m.stats.num_running),

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 HEADER = "x-relaxserve-open"
-PLACE_BYTES = 4  # bytes of the nonce with which each hexadecimal id begins; by these, an ingress finds the server that made the id
+PLACE_BYTES = 4  # bytes of the nonce with which each hexadecimal id begins, so that an ingress finds the server that made the id
 LETTERS = string.ascii_letters + string.digits
 FORM = re.compile(r"(\S+) ((?:[0-9a-f]{2}){8,32}) (\d{1,12})", re.ASCII)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TIMES = slice(11, 15)  # places of the fields of processor time, in ticks: user, system, and both of descendants that have ended
+TIMES = slice(11, 15)  # places of the fields of processor time, in ticks: user, system, and both times of descendants that have ended
 
 
 def fields_of(pid: int) -> list[str]:

@@ -16,7 +16,7 @@ class ClassScores(StrEnum):
 
 
 class Scoring(StrEnum):
-    """How a model scores two texts, for rerank and score."""
+    """How a model scores two texts, for requests to rerank or score."""
 
     PAIRS = "pairs"  # a reranker reads both texts together
     COSINE = "cosine"  # the cosine of the embeddings of the two texts

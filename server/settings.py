@@ -33,8 +33,8 @@ class ServerSettings:
 
     api_keys: tuple[str, ...] = ()  # keys of clients
     api_key_file: Path | None = None  # file with further keys of clients, one a line, read again when it changes
-    admin_keys: tuple[str, ...] = ()  # keys of the administration
-    admin_key_file: Path | None = None  # file with further keys of the administration
+    admin_keys: tuple[str, ...] = ()  # keys of administrators
+    admin_key_file: Path | None = None  # file with further keys of administrators
     open_metrics: bool = False  # serve /metrics and /load without a key
     allowed_hosts: tuple[str, ...] = ()  # further Host values accepted while no keys are set
     cors_origins: tuple[str, ...] = ()  # origins whose web pages may send requests
@@ -70,7 +70,7 @@ class ServerSettings:
     max_stop_chars: int = 256
     max_queued_requests: int = 256  # limit on the sequences (choices of requests) of a model that wait, in addition to those in its batch
     max_queued_tokens: int = 1 << 20  # limit on prompt tokens that are admitted and not yet prefilled, per model
-    max_key_constraints: int = 64  # different constraints of one key's running and waiting requests, per model
+    max_key_constraints: int = 64  # limit on the different constraints of the running and waiting requests of a key, per model
     response_store_bytes: int = 64 << 20  # total size of responses stored for later requests; 0: store none
     response_store_s: float = 86400.0  # time for which responses are stored after their last use
     batch_dir: Path | None = None  # folder of uploaded files and of batches; None: neither is offered
@@ -94,8 +94,8 @@ class ServerSettings:
     audio_fetch_s: float = 10.0  # longest time for fetching audio
 
     header_timeout_s: float = 10.0  # longest time from the first byte of a request to the end of its headers
-    body_timeout_s: float = 30.0  # time for the whole body
-    write_timeout_s: float = 60.0  # time for which a client may leave a full buffer unread
+    body_timeout_s: float = 30.0  # longest time for the whole body to arrive
+    write_timeout_s: float = 60.0  # longest time for which a client may read nothing while the buffer to it is full
     keep_alive_s: float = 75.0
     heartbeat_s: float = 10.0  # seconds between comment lines on a stream that sends nothing else
     lame_duck_s: float = 0.0  # time after SIGTERM for which the server reports that it is not ready, but accepts requests

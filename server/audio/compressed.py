@@ -1,5 +1,5 @@
-"""Read compressed audio with FFmpeg's libraries, from the extra `media`. Only the formats and codecs listed here are opened. Every codec
-runs on this thread, because the process may start no further threads."""
+"""Read compressed audio with FFmpeg's libraries, which the optional dependency `media` installs. Only the formats and codecs listed here
+are opened. Every codec runs on this thread, because the process may start no further threads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _id3_size(data: bytes) -> int:
 
 
 def load_library() -> None:
-    """Import FFmpeg's libraries, with all modules that a call could need. Do nothing if the extra is not installed."""
+    """Import FFmpeg's libraries, with all modules that a call could need. Do nothing if they are not installed."""
     try:
         package = import_module("av")
     except ImportError:

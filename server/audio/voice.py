@@ -97,7 +97,7 @@ class VoiceDetector:
                 yield from self._judged(level_db, above_db)
 
     def _judged(self, level_db: float, above_db: float) -> Iterator[Began | Ended]:
-        """Judge a frame. It is loud if it lies `above_db` above the noise. Yield where speech begins or ends."""
+        """Judge a frame: it is loud if its level lies `above_db` above the noise. Yield where speech begins or ends."""
         self._num_frames += 1
         now_ms = self._num_frames * FRAME_MS
         is_loud = level_db > self._floor_db + above_db

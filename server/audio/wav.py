@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from server.audio.sound import AudioError, Sound, floats, mono
 
 PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
-UNSTATED = 0xFFFFFFFF  # in place of a length: the chunk `ds64` has it, or the writer did not know it, such as ffmpeg writing to a pipe
-UNFILLED = 0  # in place of a length that other writers did not know, such as GStreamer
+UNSTATED = 0xFFFFFFFF  # written in place of a length that is in the chunk `ds64`, or that the writer (such as ffmpeg to a pipe) lacked
+UNFILLED = 0  # written in place of a length that other writers, such as GStreamer, did not know
 MAGIC = (b"RIFF", b"RF64")
 BLOCK_FRAMES = 1 << 20  # frames decoded at a time
 
@@ -91,7 +91,7 @@ def _samples(layout: _Layout, frames: memoryview) -> NDArray[np.float32]:
 
 
 def _layout(chunk: bytes) -> _Layout:
-    """Return the layout that a chunk `fmt ` describes. Raise AudioError if it is damaged, or if its encoding is unknown."""
+    """Return the layout that a chunk `fmt ` describes. Raise AudioError if the chunk is damaged, or if the encoding is unknown."""
     if len(chunk) < 16:
         raise AudioError(f"its chunk `fmt ` has {len(chunk)} bytes; expected 16 or more")
     kind, channels, rate, bits = (int.from_bytes(chunk[a:b], "little") for a, b in ((0, 2), (2, 4), (4, 8), (14, 16)))

@@ -46,8 +46,8 @@ class CacheEvents:
         most_kept_bytes: int = MOST_KEPT_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`name`: the name of this replica in the topics. `most_kept` and `most_kept_bytes` limit the batches that each model can
-        replay."""
+        """`name`: the name of this replica in the topics. `most_kept` and `most_kept_bytes` limit the batches of each model that are kept
+        for replays."""
         self._name = name
         self._send = send
         self._most_kept = most_kept
@@ -62,7 +62,7 @@ class CacheEvents:
         return CacheSource(self, model)
 
     def replay(self, first: int, topic: bytes | None = None) -> list[tuple[int, bytes]]:
-        """Return the batches from number `first` on that are still kept; none if the topic is unknown. Without a topic, return those of the
+        """Return the kept batches of a topic from number `first` on; none if the topic is unknown. Without a topic, return batches of the
         model whose stream began first."""
         with self._lock:
             found = (stream for stream in self._streams.values() if topic in (None, stream.topic))

@@ -19,7 +19,7 @@ PATIENCE_S = 60.0  # seconds to wait for an answer of the process that decodes
 @dataclass(frozen=True, slots=True)
 class Picture:
     """An image as a model sees it: the crops of a grid of `rows` times `columns`, if there is one, then a crop of the whole image, if the
-    model sees it."""
+    model sees one."""
 
     rows: int
     columns: int

@@ -25,7 +25,7 @@ MODULES = (  # modules that Pillow may need for these formats; they are imported
     *("PngImagePlugin", "JpegImagePlugin", "MpoImagePlugin", "GifImagePlugin", "WebPImagePlugin", "TiffImagePlugin"),
     *("ImageFile", "ImageChops", "ImageColor", "ImageMath", "ImagePalette", "ImageSequence", "ImageFilter"),
 )
-ORIENTATION = 0x0112  # tag of EXIF. Only this one is decoded: others may be damaged
+ORIENTATION = 0x0112  # EXIF tag of the orientation. No other tag is decoded, because others may be damaged
 TURNS = {  # Pillow's names of the transpositions that make an image upright, by its EXIF orientation
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -99,8 +99,8 @@ class Decoding:
 
 
 def _opened(data: bytes, most_pixels: int) -> Image:
-    """Return the first frame of an image in RGB, upright. Transparent places are white. Raise ImageFault if it cannot be decoded or is too
-    large, or if Pillow is not installed."""
+    """Return the first frame of an image in RGB, upright. Transparent places are white. Raise ImageFault if the image cannot be decoded or
+    is too large, or if Pillow is not installed."""
     if not begins_image(data):
         raise ImageFault(f"it begins with {data[:4]!r}; expected a file of {', '.join(FORMATS)}")
     try:

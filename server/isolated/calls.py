@@ -39,7 +39,7 @@ class Calls:
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
 
     def start(self) -> None:
-        """Start the process if none runs. It prepares the job while the caller does something else. If the system has no process or no
+        """Start the process if none runs. The process prepares the job while the caller continues. If the system has no process or no
         descriptor now, the first call tries again."""
         with suppress(OSError):
             self._started()
@@ -124,7 +124,7 @@ class Calls:
 
 
 def _is_whole(answer: bytearray) -> bool:
-    """Return whether the fork has said how the call ended. A fork that was killed may have sent a part of its result."""
+    """Return whether an answer says how the call ended. A fork that was killed may have sent a part of its result."""
     if len(answer) > HEAD_BYTES and answer[HEAD_BYTES] == Said.DONE:
         return len(answer) >= RESULT and len(answer) - RESULT >= _length(answer)
     return len(answer) > HEAD_BYTES
@@ -170,11 +170,11 @@ class _Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs, and was not ended."""
+        """Whether the process runs, and `end` was not called."""
         return self.end.alive and self._process.poll() is None
 
     def hand_over(self, fd: int) -> bool:
-        """Send a descriptor to the process. Return False if it has ended."""
+        """Send a descriptor to the process. Return False if the process has ended."""
         try:
             socket.send_fds(self._control, [b"\0"], [fd])
         except OSError:

@@ -44,7 +44,8 @@ class FileCalls(Generic[T]):
     """Decodes files by calls of one job."""
 
     def __init__(self, job: Job, answer: type[T], patience_s: float, *, invalid: ErrorKind, not_decoded: ErrorKind) -> None:
-        """`answer` is the struct with which the job answers. `invalid` says that the file is at fault, `not_decoded` that the server is."""
+        """`answer` is the struct with which the job answers. `invalid` is the kind of the error if the file is at fault, `not_decoded` if
+        the server is."""
         self._calls = Calls(job, patience_s)
         self._job = job
         self._answer = answer

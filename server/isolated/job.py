@@ -18,8 +18,8 @@ class Job(Protocol):
         ...
 
     def warm(self) -> None:
-        """Do once what a call does. Each fork does this before its call arrives, because its first write to a page that it shares with its
-        parent copies the page, and these copies take longer than a short call."""
+        """Do once what a call does. Each fork does this before its call arrives: the first write to a memory page that the fork shares with
+        its parent copies the page, and these copies take longer than a short call."""
         ...
 
     def run(self, work: bytes) -> bytes:
@@ -63,7 +63,7 @@ class Said(IntEnum):
 class Failure(IntEnum):
     """Why a call has no answer."""
 
-    TOO_LARGE = 1  # it ran out of memory or nests too deeply
+    TOO_LARGE = 1  # the call ran out of memory or nests too deeply
     NO_FORK = 2  # the system had no process, or no descriptor, for the call
     STOPPED = 3  # the call took more CPU time than it may, crashed its process, or failed by a bug
     KILLED = 4  # two processes that ran the call were killed from outside, so the call is not at fault

@@ -146,9 +146,9 @@ def _tell_end(fd: int) -> None:
 
 
 def _end_with_peer(fd: int, *, is_on: bool) -> None:
-    """From now on (`is_on`), or no longer, end this process when the front closes the connection, because nobody needs the answer then.
-    SIGIO also announces arriving data, and on a busy machine it may come only after the data was read. So the handler checks whether the
-    connection is closed."""
+    """If `is_on`, let this process end when the front closes the connection, because nobody needs the answer then. Otherwise let it
+    continue. SIGIO also announces arriving data, and on a busy machine the signal may come only after the data was read. So the handler
+    checks whether the connection is closed."""
 
     def end_if_closed(*_: object) -> None:
         peer = socket.socket(fileno=fd)

@@ -33,8 +33,8 @@ GIVER: ContextVar[Giver | None] = ContextVar("giver", default=None)  # the serve
 
 
 def named(header: str, key: str | None) -> Giver | None:
-    """Return the server that an ingress names. Return None if this server has no ingress key, or if the header does not have it. If the
-    rest of the header is malformed, log a warning and return None."""
+    """Return the server that an ingress names. Return None if this server has no ingress key, or if the header does not have this key. If
+    the rest of the header is malformed, log a warning and return None."""
     given, _, value = header.partition(" ")
     if key is None or not hmac.compare_digest(given.encode(), key.encode()):
         return None

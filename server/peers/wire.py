@@ -5,8 +5,8 @@
 
 A frame is four little-endian bytes with the length of its payload, a proof, and the payload. A proof is a keyed BLAKE2b hash. The proof of
 a frame covers the payload, the nonce of the Ask and the number of the frame, so frames of other answers fail the check. An Ask states when
-it was sent, and is refused if that is too long ago or too far in the future. A page is the bytes that `KVPool.read_page` returns. An Ask
-names pages by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
+it was sent, and is refused if that time is too long ago or too far in the future. A page is the bytes that `KVPool.read_page` returns. An
+Ask names pages by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def most_frame_bytes(self) -> int:
-        """The largest frame of an answer: a giver sends one as soon as it has FRAME_BYTES."""
+        """The largest frame of an answer: a giver sends a frame as soon as the frame has FRAME_BYTES."""
         return FRAME_BYTES + max(self.page_bytes, default=0)
 
     def fault(self, now_s: float) -> str:
@@ -104,7 +104,7 @@ class Proofs:
         return f"{digest} {self._of(b'ask', digest.encode()).hex()}"
 
     def proves(self, header: str) -> bool:
-        """Return whether the sender of an Ask knows the secret, before its body is read: the proof covers the digest of the body."""
+        """Return whether the sender of an Ask knows the secret. The body need not be read for this, because the proof covers its digest."""
         found = FORM.fullmatch(header)
         return found is not None and hmac.compare_digest(self._of(b"ask", found[1].encode()).hex(), found[2])
 

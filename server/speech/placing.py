@@ -19,7 +19,7 @@ class Part:
     start_s: float
     end_s: float
     token_ids: tuple[int, ...]
-    num_texts: int  # number of its tokens that are text
+    num_texts: int  # number of tokens in `token_ids` that are text
     words: tuple[Word, ...] = ()
 
 

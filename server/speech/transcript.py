@@ -58,7 +58,7 @@ def _line(segment: Segment) -> str:
 
 
 def _clock(seconds: float, mark: str) -> str:
-    """Return a time as subtitles have it. `mark` stands before the thousandths."""
+    """Return a time as subtitles have it. `mark` separates the seconds from the thousandths."""
     thousandths = round(seconds * 1000)
     minutes, rest = divmod(thousandths, 60_000)
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{mark}{rest % 1000:03}"

@@ -14,7 +14,7 @@ from server.speech.tokens import STAMP_S
 
 MEDIAN = 7  # frames of the median filter
 WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages that put no spaces between words
-BEFORE_WORDS, AFTER_WORDS = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the next word, or to the word before it
+BEFORE_WORDS, AFTER_WORDS = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the next word, and to the word before
 SENTENCE_ENDS = ".。!！?？"
 MOST_TYPICAL_S = 0.7  # a longer median duration of words is not credible
 MOST_WORDS = 2  # a word with a pause beside it lasts at most as long as this many typical words
@@ -78,7 +78,7 @@ def _warped(costs: NDArray[np.float64]) -> NDArray[np.int64]:
     row or column."""
     num_rows, num_columns = costs.shape
     totals = np.full((num_rows + 1, num_columns + 1), np.inf)
-    moves = np.full((num_rows + 1, num_columns + 1), 2, np.int8)  # 0: both indices grow, 1: the row's, 2: the column's
+    moves = np.full((num_rows + 1, num_columns + 1), 2, np.int8)  # 0: row and column grow, 1: the row grows, 2: the column grows
     totals[0, 0] = 0
     for diagonal in range(2, num_rows + num_columns + 1):
         i = np.arange(max(1, diagonal - num_columns), min(num_rows, diagonal - 1) + 1)

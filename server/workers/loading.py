@@ -11,7 +11,7 @@ from server.workers.worker_process import WorkerProcess
 
 
 class EndedWhileLoading(LoadError):
-    """The worker has ended while it loaded. `from_outside`: another process has killed the worker, not a fault of its own."""
+    """The worker has ended while it loaded. `from_outside`: see `WorkerProcess.ended_from_outside`."""
 
     def __init__(self, message: str, *, from_outside: bool) -> None:
         super().__init__(ErrorCode.LOAD_FAILED, message)

@@ -95,7 +95,7 @@ class Supervisor:
         self.outage: Outage | None = None  # set from the death of a worker, or from `wake`, until the next worker is ready
         self.restarts = 0
         self.resubmitted = 0
-        self.before_wake: Callable[[], None] = lambda: None  # raises RequestError if the sleeping model may not wake
+        self.before_wake: Callable[[], None] = lambda: None  # raises RequestError if the memory does not suffice
         self.before_change: Callable[[Ready], Awaitable[None]] = _unchanged
         self._command = command
         self._load = load
@@ -103,7 +103,7 @@ class Supervisor:
         self._care = care or Care()
         self._cache = cache
         self._jobs: dict[str, Generation | Embedded] = {}
-        self._givings: dict[str, asyncio.Queue[PagesGiven | None]] = {}  # pages that other servers ask for; None ends a transfer
+        self._givings: dict[str, asyncio.Queue[PagesGiven | None]] = {}  # offers and pages for other servers, by request id; None: no more
         self._worker: WorkerProcess | None = None  # the worker that serves
         self._loading: WorkerProcess | None = None  # the worker that loads
         self.ready_s = 0.0
@@ -167,7 +167,7 @@ class Supervisor:
                 self._hand_over()
 
     async def embed(self, embed: Embed) -> Embedding:
-        """Return the vectors of a text or of an image. Raise RequestError if it cannot be embedded."""
+        """Return the vectors of a text or of an image. Raise RequestError if the text or the image cannot be embedded."""
         job = Embedded(embed=embed)
         self._enter(embed.request_id, job)
         try:
@@ -238,7 +238,7 @@ class Supervisor:
         await self.stop()
 
     async def stop(self) -> None:
-        """Fail all requests, and end the worker. Do nothing if that was done already."""
+        """Fail all requests, and end the worker. Do nothing if the model was stopped already."""
         was, self.state = self.state, WorkerState.STOPPED
         if was is WorkerState.STOPPED:
             return
@@ -397,7 +397,7 @@ class Supervisor:
             except LoadError as error:
                 killed = isinstance(error, EndedWhileLoading) and error.from_outside
                 self._early_deaths.count()
-                if outage.error != error.message:  # log each cause once, however long it lasts
+                if outage.error != error.message:  # log a cause only if it differs from that of the try before
                     log.error("%s: restart failed at try %d: %s", self._load.name, outage.num_tries, error.message)
                 outage.error = error.message
                 continue
