@@ -6,7 +6,7 @@ from __future__ import annotations
 import ipaddress
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-EMBEDDING = tuple(ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))  # those that embed IPv4 addresses
+EMBEDDING = tuple(ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))  # they contain IPv4 addresses
 UNICAST = ipaddress.IPv6Network("2000::/3")  # the only network from which IPv6 addresses of the internet are assigned
 
 

@@ -229,7 +229,7 @@ class _Gauges(Collector):
         self._readings = readings
 
     def collect(self) -> Iterable[Metric]:
-        """Yield these gauges and counters."""
+        """Yield the gauges, and the counters that workers and their supervisors count."""
         readings = self._readings
         gauges: tuple[tuple[str, str, Callable[[ModelReading], float]], ...] = (
             ("vllm:num_requests_running", "Sequences in the batch.", lambda m: m.stats.num_running),

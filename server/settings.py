@@ -151,8 +151,8 @@ HOSTS = (
     "HOST, *.HOST, HOST:PORT or *, such as images.example.com, or private+HOST for a host on a private network",
 )
 
-# The formats of values, and how an error message describes them. Most of the values are compared with values of requests, so one in another
-# format would never match.
+# The formats of values, and how an error message describes them. Most of the values are compared with values of requests, so a value in
+# another format would never match.
 FORMS = {
     "keep_requests_of": (KEEP, KEPT),
     "allowed_hosts": (r"[\w.-]+|\[[0-9A-Fa-f:.]+\]", "a name without scheme and port, or an IPv6 address in brackets"),

@@ -124,7 +124,8 @@ def _opened(data: bytes, most_pixels: int) -> Image:
 
 
 def _upright(image: Image) -> Image:
-    """Return an image turned according to its metadata. As in browsers, do not turn it if they have no orientation or are damaged."""
+    """Return an image turned according to its metadata. As in browsers, do not turn it if the metadata are damaged or have no
+    orientation."""
     from PIL import Image as images
 
     try:

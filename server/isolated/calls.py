@@ -182,7 +182,8 @@ class _Process:
         return True
 
     def end_fork(self, pid: int) -> None:
-        """End one fork. The fork itself has sent `pid`, and its work comes from outside, so check that `pid` is a fork of this process."""
+        """End one fork. The fork has sent `pid`, and runs work from outside, so do nothing unless `pid` belongs to a fork of this
+        process."""
         with suppress(ProcessLookupError, OverflowError):  # no process has an id above 2**31 - 1
             if pid != self._process.pid and os.getpgid(pid) == self._process.pid:
                 os.kill(pid, signal.SIGKILL)

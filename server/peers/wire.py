@@ -104,7 +104,8 @@ class Proofs:
         return f"{digest} {self._of(b'ask', digest.encode()).hex()}"
 
     def proves(self, header: str) -> bool:
-        """Return whether the sender of an Ask knows the secret. The body need not be read for this, because the proof covers its digest."""
+        """Return whether the sender of an Ask knows the secret. This works before the body is read, because the proof covers the digest of
+        the body."""
         found = FORM.fullmatch(header)
         return found is not None and hmac.compare_digest(self._of(b"ask", found[1].encode()).hex(), found[2])
 
