@@ -1,12 +1,12 @@
-"""Tell addresses on the internet from those of this machine and of private networks. A URL of a client may lead to the latter only if the
-operator allows its host as private."""
+"""Tell addresses on the internet from those of this machine and of private networks. A URL from a client may lead to this machine or a
+private network only if the operator allows the URL's host as private."""
 
 from __future__ import annotations
 
 import ipaddress
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-EMBEDDING = tuple(ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))  # end with an IPv4 address
+EMBEDDING = tuple(ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))  # they contain IPv4 addresses
 UNICAST = ipaddress.IPv6Network("2000::/3")  # the only network from which IPv6 addresses of the internet are assigned
 
 

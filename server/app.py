@@ -110,7 +110,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
-    """Answer with the error of an endpoint."""
+    """Answer with the error that an endpoint has raised."""
     assert isinstance(error, ApiError)
     return error_response(error, request.scope)
 
@@ -135,7 +135,8 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 
 
 def _no_object(request: Request, found: Mapping[str, Any]) -> ApiError:
-    """Return the error for a body that was not read as a JSON object: it is empty, has another content type, or is another JSON value."""
+    """Return the error for a body that was not read as a JSON object: it is empty, its content type is not JSON, or it is a JSON value of
+    another type."""
     if found["type"] == "missing":
         return ApiError(INVALID_JSON, "the body is empty; expected a JSON object")
     declared = request.headers.get("content-type", "application/json")

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import msgspec
 from msgspec import Meta
 
-FILE = "relaxserve.toml"  # file in the folder of a model; beside NAME.gguf it is called NAME.relaxserve.toml
+FILE = "relaxserve.toml"  # file in the folder of a model; for a model in NAME.gguf it is called NAME.relaxserve.toml
 MOST_FILE_BYTES = 1 << 20
-MOST_SHOWN = 60  # characters of a text in a note
+MOST_SHOWN = 60  # largest number of characters of a text in `Defaults.note`
 
 Text = Annotated[str, Meta(max_length=1 << 18)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -63,7 +63,7 @@ class Defaults(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def thinking(self) -> dict[str, Any]:
         """The variables of chat templates that say whether and how much the model thinks, if there are defaults for them. If only
-        `reasoning_effort` has a default, `enable_thinking` is whether that is not `none`."""
+        `reasoning_effort` has a default, `enable_thinking` is false for `none`, and true for all other values."""
         found = {name: value for name, value in self.given.items() if name in THINKING}
         if self.reasoning_effort is not None:
             found.setdefault("enable_thinking", self.reasoning_effort != "none")
@@ -75,7 +75,7 @@ class Defaults(msgspec.Struct, frozen=True, omit_defaults=True):
         return ", ".join(f"{name} {_in_words(value)}" for name, value in self.given.items())
 
     def over(self, other: Defaults) -> Defaults:
-        """Return these defaults, completed by those of `other` for the fields that these leave out."""
+        """Return these defaults. A field without a default here has the default of `other`."""
         return Defaults(**{**other.given, **self.given})
 
     def mark(self, fingerprint: str) -> str:
@@ -176,7 +176,7 @@ def _content(path: str, name: str, where: str) -> str:
 
 
 def _in_words(value: object) -> str:
-    """Return a value as a note shows it. Long texts and lists are cut off."""
+    """Return a value as `Defaults.note` shows it. Long texts and lists are cut off."""
     match value:
         case bool():
             return "true" if value else "false"

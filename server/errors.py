@@ -1,6 +1,6 @@
 """The errors that a client can see: one table of stable codes, and the envelope of errors in OpenAI's API.
 
-`python -m server.errors` prints this table as `docs/errors.md`; a test compares the two.
+`python -m server.errors` prints the page `docs/errors.md`; a test compares its output with the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from server.messages import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """A row of the table."""
+    """A row of the table of errors."""
 
     code: str
     status: int
@@ -389,8 +389,8 @@ class ErrorBody(TypedDict):
 
 
 class ApiError(Exception):
-    """An error of the table, with the message for this request. `param` is the field that causes the error, `headers` are added to those of
-    the answer, and `details` are further fields of the error in OpenAI's shape."""
+    """An error of the table, raised with a message for one request. `param` is the field that causes the error, `headers` are added to
+    those of the answer, and `details` are further fields of the error in OpenAI's shape."""
 
     def __init__(
         self,
@@ -414,7 +414,8 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": {**error, **self.details}})
 
     def response_headers(self) -> dict[str, str]:
-        """Return the headers of the answer: whether to retry, how long to wait after status 503, and the error's own, which win."""
+        """Return the headers of the answer: `x-should-retry`, `retry-after` for status 503, and the error's own headers, which replace
+        others of the same name."""
         # Without x-should-retry, OpenAI's clients repeat requests that got 409 or 5xx, and triple the work of a load that cannot succeed.
         wait = {"retry-after": "1"} if self.kind.status == 503 else {}
         return {"x-should-retry": "true" if self.kind.retry else "false", **wait, **self.headers}
@@ -424,8 +425,8 @@ ErrorShape = Callable[[ApiError], bytes]  # encodes an error as JSON in the shap
 
 
 def of_request(error: RequestError) -> ApiError:
-    """Return the client's error for a request that failed in the worker, or that no worker could take. Whole seconds of `retry_after_s`,
-    rounded up, become the header `retry-after`."""
+    """Return the error that the client gets for a request that failed in the worker, or that no worker could take. Whole seconds of
+    `retry_after_s`, rounded up, become the header `retry-after`."""
     headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
     return ApiError(BY_CODE[error.code], error.message, headers=headers)
 

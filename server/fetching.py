@@ -1,7 +1,7 @@
 """Fetch an image or audio from a host that the operator allows (`image_hosts`, `audio_hosts`), and read files in `data:` URLs.
 
-The name is resolved once, and the connection goes to the address that was checked, so a name cannot lead to another address afterwards. A
-redirect is followed only to an allowed host. Time, bytes and the number of fetches at a time are limited.
+The host's name is resolved once, and the connection goes to the address that was checked, so a name cannot lead to another address
+afterwards. A redirect is followed only to an allowed host. Time, bytes and the number of fetches at a time are limited.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ AT_ONCE = 8  # fetches of one Fetcher at a time, each of which holds one file
 AT_ONCE_OF_HOST = 4  # fetches from one host at a time, so that a slow host holds up no fetch from others
 PIECE_BYTES = 1 << 12  # bytes parsed at a time: a host may send them as a thousand chunks, each of which takes time
 MAX_HEADER_BYTES = 1 << 16
-PRIVATE = "private+"  # before a host on a private network
-# errors for which this machine lacks descriptors or memory; the last is one of the resolver
+PRIVATE = "private+"  # begins an entry of `image_hosts` or `audio_hosts` that names a host on a private network
+# errors that mean that this machine lacks descriptors or memory; the last one is an error of the resolver of names
 OWN_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, socket.EAI_MEMORY)
 
 
@@ -43,7 +43,7 @@ class FetchFault(ValueError):
 
 
 class OwnLack(Exception):
-    """Raised if this machine has no descriptor or no memory for a fetch. Nothing is known of the URL then."""
+    """Raised if this machine has no descriptor or no memory for a fetch. This error says nothing about the URL."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror)
@@ -58,7 +58,7 @@ class FileKind:
     example: str  # how a `data:` URL begins
     hosts: str  # name of the setting with the allowed hosts
     most_bytes: str  # name of the setting with the size of the largest file
-    patience: str  # name of the setting with the longest time
+    patience: str  # name of the setting with the longest time of a fetch
     invalid: ErrorKind  # error for a file that cannot be used
     not_decoded: ErrorKind  # error if the server is at fault
 
@@ -87,7 +87,7 @@ AUDIO = FileKind(
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Hosts from which files are fetched: one name, or all names below one if `host` begins with `*.`, or any if it is `*`."""
+    """Hosts from which files are fetched: one host, all hosts below a domain if `host` begins with `*.`, or all hosts if it is `*`."""
 
     host: str
     port: int | None  # None: the port of the scheme
@@ -120,7 +120,7 @@ class Fetcher:
         self._context: ssl.SSLContext | None = None  # made once, because reading the certificates takes 20 ms
 
     async def given(self, url: str, param: str) -> str | bytes:
-        """Return what a URL stands for: the base64 text of a `data:` URL, or the bytes that are fetched. Raise ApiError if the URL is not
+        """Return the content of a URL: the base64 text of a `data:` URL, or the bytes that are fetched. Raise ApiError if the URL is not
         allowed or the fetch fails. `param` is the field with the URL."""
         if not url[:8].lower().startswith(SCHEMES):
             return self._data_of(url, param)
@@ -220,7 +220,7 @@ class Fetcher:
         while True:
             match connection.next_event():
                 case h11.NEED_DATA:
-                    # Reading bytes that have arrived already lets no other task run. Without this call, other requests would wait until
+                    # Reading bytes that have arrived already lets no other task run. Without this sleep, other requests would wait until
                     # all such bytes are parsed.
                     await asyncio.sleep(0)
                     connection.receive_data(await reader.read(PIECE_BYTES))

@@ -1,4 +1,5 @@
-"""Keep the last hour of the metrics that the console draws, in memory. A sample stores only what has changed since the sample before."""
+"""Keep the last hour of the metrics that the console draws, in memory. A sample stores only the values that have changed since the sample
+before."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class History:
     def __init__(
         self, read: Callable[[], Iterable[Sample]], measure: Callable[[], Awaitable[None]], clock: Callable[[], float] = time.time
     ) -> None:
-        """`read` returns the present values of the metrics. `run` calls `measure` before each sample, to measure what takes long."""
+        """`read` returns the present values of the metrics. `measure` measures values that take long to get; `run` calls it before each
+        sample."""
         self._read = read
         self._measure = measure
         self._clock = clock
@@ -45,7 +47,8 @@ class History:
         self._num_values = 0
 
     async def run(self) -> None:
-        """Take samples until cancelled. If one cannot be taken, log why, but log each cause once, and take the next one."""
+        """Take samples until cancelled. If a sample cannot be taken, log why, unless the previous try failed with the same error, and
+        continue."""
         known = ""
         while True:
             try:
@@ -58,7 +61,7 @@ class History:
             await asyncio.sleep(INTERVAL_S)
 
     def take(self) -> None:
-        """Take a sample. Forget the oldest ones while they are too old, or while there are more than MOST_VALUES values."""
+        """Take a sample. Forget the oldest samples while they are older than KEPT_S, or while there are more than MOST_VALUES values."""
         now: Values = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in self._read()}
         changed: Values = {series: value for series, value in now.items() if self._last.get(series) != value}
         changed |= {series: None for series in self._last if series not in now}
@@ -69,12 +72,12 @@ class History:
             self._forget(self._changes.popleft())
 
     def _forget(self, oldest: Change) -> None:
-        """Remove the oldest sample. Its values become the base of the next one."""
+        """Remove the oldest sample. Add its values to `_first`."""
         self._num_values -= len(oldest.values)
         self._first = {series: value for series, value in (self._first | oldest.values).items() if value is not None}
 
     def samples(self) -> list[Change]:
-        """Return the samples, oldest first. The first one has all values."""
+        """Return the samples, oldest first. The first one has the values of all series, the others only those that have changed."""
         if not self._changes:
             return []
         oldest = self._changes[0]

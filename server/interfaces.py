@@ -19,7 +19,7 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class LoadError(Exception):
-    """Raised when loading fails. The byte counts are set if memory was the reason."""
+    """Raised when loading fails. `required_bytes` and `free_bytes` are set if memory was the reason."""
 
     def __init__(self, code: ErrorCode, message: str, required_bytes: int = 0, free_bytes: int = 0) -> None:
         super().__init__(message)
@@ -30,8 +30,8 @@ class LoadError(Exception):
 
 
 class RequestError(Exception):
-    """Raised when one request fails in the worker, or when no worker can take it. Other requests continue. `retry_after_s`: when to try
-    again, if that may help."""
+    """Raised when one request fails in the worker, or when no worker can take it. Other requests continue. `retry_after_s`: seconds after
+    which a new try may succeed; None: no such time is known."""
 
     def __init__(self, code: ErrorCode, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Outage:
 
     @property
     def is_long(self) -> bool:
-        """Whether new requests wait no longer."""
+        """Whether the outage has lasted longer than new requests wait for its end."""
         return time.monotonic() - self.began_s > self.patience_s
 
 
@@ -61,11 +61,11 @@ class CacheListener(Protocol):
     """Listens to the changes of the prefix cache of one model's workers."""
 
     def changed(self, changes: Sequence[CacheChange], /) -> None:
-        """The prefix cache has changed."""
+        """Note that the prefix cache has changed."""
         ...
 
     def cleared(self) -> None:
-        """The worker has ended, and its cache with it."""
+        """Note that the worker has ended, and its prefix cache with it."""
         ...
 
 
@@ -79,8 +79,8 @@ class WorkerHandle(Protocol):
     ready: Ready | None  # the last worker's `Ready` message; None: no worker has been ready yet
     ready_s: float  # monotonic time at which the last worker became ready
     outage: Outage | None  # the outage that has not ended; None: there is none
-    before_wake: Callable[[], None]  # called before the model wakes up; raises RequestError if there is no room for it
-    # called before a worker with another fingerprint takes the place of one; raises LoadError if the model cannot be served so
+    before_wake: Callable[[], None]  # called before the model wakes up; raises RequestError if the memory does not suffice
+    # called before a new worker serves, if its fingerprint differs from that of the worker before; raises LoadError if it must not serve
     before_change: Callable[[Ready], Awaitable[None]]
 
     @property
@@ -90,11 +90,11 @@ class WorkerHandle(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The process id of the worker, or None while there is none."""
+        """The process id of the worker, or None while there is no worker."""
         ...
 
     async def start(self) -> Ready:
-        """Start the worker, and return when it is ready. Raise LoadError if it fails."""
+        """Start the worker, and return its Ready message. Raise LoadError if the load fails."""
         ...
 
     def generate(self, submit: Submit, /) -> AsyncGenerator[TokenEvent, None]:
@@ -106,24 +106,26 @@ class WorkerHandle(Protocol):
         ...
 
     async def embed(self, embed: Embed, /) -> Embedding:
-        """Return the vectors of a text or an image. A sleeping model wakes up first. Raise RequestError if it cannot be embedded."""
+        """Return the vectors of a text or an image. A sleeping model wakes up first. Raise RequestError if the text or the image cannot be
+        embedded."""
         ...
 
     def give(self, asked: GivePages, /) -> AsyncGenerator[PagesGiven, None]:
-        """Yield the pages that another server asks for."""
+        """Yield the offer of the pages that another server asks for, then the pages."""
         ...
 
     async def sleep(self, *, keep: bool) -> None:
-        """End the worker, and free its memory, until the next request or `wake`. `keep`: running requests continue then; otherwise they
-        fail. Raise RequestError if the model cannot sleep now, for example because it is loading."""
+        """End the worker, and free its memory, until the next request or `wake`. `keep`: running requests continue when the model wakes up;
+        otherwise they fail. Raise RequestError if the model cannot sleep now, for example because it is loading."""
         ...
 
     def wake(self) -> None:
-        """Begin to start the worker of a sleeping model; do nothing in any other state. Raise RequestError if there is no room for it."""
+        """Begin to start the worker of a sleeping model; do nothing in any other state. Raise RequestError if the memory does not
+        suffice."""
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new requests, give the running ones `timeout_s` seconds to end, fail the rest, and end the worker."""
+        """Take no new requests, give the running ones `timeout_s` seconds to end, fail those that have not ended, and end the worker."""
         ...
 
     async def stop(self) -> None:
@@ -218,7 +220,7 @@ class Tokenizer(Protocol):
     def generation_defaults(self) -> GenerationDefaults: ...
     @property
     def defaults(self) -> Defaults:
-        """The defaults for requests that the file beside the model sets."""
+        """The defaults for requests, from the file beside the model (`server.defaults.BesideModel`)."""
         ...
 
     def with_template(self, source: str) -> Self:

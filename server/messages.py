@@ -38,7 +38,7 @@ class FinishReason(StrEnum):
 
 
 class ErrorCode(StrEnum):
-    """Reasons why a load or a request failed, as processes report them. `server/errors.py` has the client's error for each."""
+    """The reasons why a load or a request has failed. `server/errors.py` has the error that a client gets for each reason."""
 
     INVALID_VALUE = "invalid_value"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -73,7 +73,7 @@ class Trigger(msgspec.Struct, frozen=True):
     token_id: int | None = None  # the constraint's source describes what follows this token; None: only `plain` opens a part
     # token sequences that may follow `token_id`, none a prefix of another; empty: the grammar alone decides
     offers: tuple[tuple[int, ...], ...] = ()
-    open_id: int | None = None  # token that opens a think block, which comes first or not at all; None: no block is recognised
+    open_id: int | None = None  # token that opens a think block, if an answer begins with it; None: no block is recognised
     close_id: int | None = None  # token that closes a think block
     is_open: bool = False  # the prompt ends inside a think block
     # token sequences that begin a call in plain JSON; the constraint's `plain` is the grammar of the whole call, these tokens included
@@ -86,17 +86,17 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: ConstraintKind
     source: str
     trigger: Trigger | None = None  # None: the constraint applies to the whole answer
-    fallback: str = ""  # used if `source` cannot be compiled
+    fallback: str = ""  # source that is used if `source` cannot be compiled
     head: str = ""  # Lark rules that refer to the grammar of `source` as `answer`
     plain: str = ""  # grammar of calls that begin with one of the trigger's `plain`
-    plain_fallback: str = ""  # used if `plain` cannot be compiled
+    plain_fallback: str = ""  # grammar that is used if `plain` cannot be compiled
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """The token budget of thoughts. When the budget is spent, the block is closed, and no other one is opened."""
+    """The token budget of think blocks. When the budget is spent, the open block is closed, and no further block may be opened."""
 
     budget: int  # largest number of tokens in all blocks together
-    open_ids: tuple[int, ...]  # tokens that open a block, one after the other
+    open_ids: tuple[int, ...]  # the sequence of tokens that opens a block
     close_id: int
     is_open: bool  # the prompt ends inside a block
 
@@ -104,7 +104,7 @@ class Thinking(msgspec.Struct, frozen=True):
 class Stamps(msgspec.Struct, frozen=True):
     """The answer is a transcript with time stamps: see `server/constraints/stamps.py`."""
 
-    first: int  # id of the stamp 0.00, the first of those that end the vocabulary
+    first: int  # id of the stamp 0.00; the stamps are the last tokens of the vocabulary
     end: int  # id of the token that ends a transcript; all tokens of text come before it
     most_first: int  # the first stamp is at most this many stamps after 0.00
 
@@ -112,7 +112,7 @@ class Stamps(msgspec.Struct, frozen=True):
 class Audio(msgspec.Struct, frozen=True):
     """A piece of a recording: at most what the encoder takes at once, in whole hops (see `runtime/spectrogram.py`)."""
 
-    samples: bytes  # little-endian f32, with the samples before and after the piece that its first and last hops read
+    samples: bytes  # little-endian f32: those of the piece, and those around it that its first and last hops read
     loudest: float  # the largest energy of the whole recording
 
 
@@ -143,9 +143,9 @@ class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True)
 class Clip(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True):
     """A part of a recording, at most as much as a model's audio encoder takes at once: see `server/audio/clips.py`."""
 
-    samples: memoryview  # little-endian f32, with the samples before and after the part that its hops read; silence at the end is left out
+    samples: memoryview  # little-endian f32: those of the part, and those around it that its hops read; without silence at the end
     loudest: float  # the largest energy of the whole recording
-    num_hops: int  # hops that are heard, of 10 ms
+    num_hops: int  # hops, of 10 ms, that the encoder hears
     num_tokens: int  # tokens that stand for the clip in the prompt; the encoder computes one vector for each
     digest: bytes  # digest of the fields above: clips with equal digests are equal
 
@@ -177,7 +177,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """The parameters for drawing tokens. The front has applied the defaults of the model and of the API."""
 
     max_tokens: int  # limit on the tokens of each choice
-    min_tokens: int = 0  # tokens of a choice before which no token may end it
+    min_tokens: int = 0  # a choice does not end before it has this many tokens
     temperature: float = 1.0  # 0: draw the most probable token
     top_p: float = 1.0
     top_k: int = 0  # 0: off
@@ -196,7 +196,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
     logprobs: int | None = None  # number of alternatives to report with each drawn token; None: no log-probabilities
     processed_logprobs: bool = False  # compute log-probabilities after penalties, temperature and truncation instead of before
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    prompt_logprobs: int | None = None  # number of alternatives to report with each prompt token; None: no log-probabilities of them
     constraint: Constraint | None = None
     thinking: Thinking | None = None
     stamps: Stamps | None = None  # not together with a constraint
@@ -209,9 +209,9 @@ class Peering(msgspec.Struct, frozen=True):
     """How pages of prefix caches are exchanged with other servers."""
 
     secret: str
-    rate_bytes: float  # bytes per second at which pages arrive; pages that would arrive later than they are computed are not asked for
-    patience_s: float  # how much longer than computing a request waits for pages
-    avoid_s: float = 5.0  # for how long a server that has failed is not asked again
+    rate_bytes: float  # expected bytes per second; pages that take longer to arrive than to compute are not asked for
+    patience_s: float  # how long a request waits for pages, in addition to the time of computing them
+    avoid_s: float = 5.0  # seconds for which a server that has failed is not asked again
 
 
 class Load(LoadSettings, Message, frozen=True, tag=True):
@@ -219,14 +219,14 @@ class Load(LoadSettings, Message, frozen=True, tag=True):
 
     hub_token: str | None = None  # token for downloads; None: use a token from a file or an environment variable of this machine
     verify: bool = False  # verify all cached files before use, because the last worker found damaged ones
-    least_context: int | None = None  # tokens of a sequence for which there must be memory; None: a short context suffices
+    least_context: int | None = None  # length of a sequence, in tokens, for which there must be memory; None: a short one suffices
     restart: bool = False  # this server has served the model before, so verify cached files while serving
     logs_cache: bool = False  # report changes of the prefix cache
-    stage_secret: str = ""  # both ends of a connection to a stage prove that they know it
+    stage_secret: str = ""  # secret that both ends of a connection to a stage prove to know
     peers: Peering | None = None  # None: no pages are given to other servers, or taken from them
-    cuts: tuple[int, ...] = ()  # the first layer of each stage but the first; empty: layers are divided by the memory of the stages
-    layers: tuple[int, int] | None = None  # the first layer that a stage computes, and the one after its last; None: all
-    is_early: bool = False  # a later stage computes what follows the layers of this one
+    cuts: tuple[int, ...] = ()  # the first layer of each stage but the first; empty: layers are divided in proportion to the stages' memory
+    layers: tuple[int, int] | None = None  # the first layer of this stage, and the layer after its last one; None: all layers
+    is_early: bool = False  # this stage is not the last one: a later stage continues after its layers
     log_level: str = "info"
     log_format: str = "text"
 
@@ -234,7 +234,7 @@ class Load(LoadSettings, Message, frozen=True, tag=True):
 LOCAL = "local"  # the place of a stage that is a process of this machine
 HEAD = "head"  # the place of the last stage, if it is a process of this machine without layers: it computes only what follows all layers
 
-IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for
+IDLE = 1 << 31  # the priority of the requests of batches; all priorities that a client can set come before it
 
 
 class Submit(Message, frozen=True, tag=True):
@@ -247,25 +247,25 @@ class Submit(Message, frozen=True, tag=True):
     num_choices: int = 1
     emitted: tuple[tuple[int, ...], ...] = ()
     finished: tuple[int, ...] = ()
-    priority: int = 0  # lower values run earlier; IDLE: gets only what other requests leave free
+    priority: int = 0  # lower values run earlier; IDLE: the request runs only on what other requests leave free
     fairness_key: str = ""  # requests of different keys get equal shares of the work
-    cache_salt: str = ""  # cached state is shared only between requests with the same salt, which includes the tenant
+    cache_salt: str = ""  # requests share pages of the prefix cache only if they have the same salt, which includes the tenant
     deadline: float | None = None
     audio: Audio | None = None  # for models that transcribe: the audio that the prompt is about
     excerpts: tuple[Excerpt, ...] = ()  # the excerpts of all images and recordings, in the order of their tokens in the prompt
-    giver: Giver | None = None  # the server that may have pages of the prompt; taken only if the load has `peers`
+    giver: Giver | None = None  # another server that may have pages of the prompt; used only if the load has `peers`
 
 
 class Part(Message, frozen=True, tag=True):
-    """An excerpt of the request that follows: a Submit is sent without its excerpts, so that no message is large. Only
-    `server/engine/channel.py` knows parts: the engine gets the whole request."""
+    """An excerpt of the Submit that follows, which is sent without its excerpts, so that no message is large. `server/engine/channel.py`
+    splits and joins the messages: the engine gets the whole Submit."""
 
     request_id: str
     excerpt: Excerpt
 
 
 class Embed(Message, frozen=True, tag=True):
-    """Compute the vectors of a text, or of an image. The fields that Submit has, too, mean the same here."""
+    """Compute the vectors of a text, or of an image. Fields with the names of fields of Submit mean the same."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -276,7 +276,7 @@ class Embed(Message, frozen=True, tag=True):
     cache_salt: str = ""
     priority: int = 0
     second: int | None = None  # index where the second text of a pair begins, for models that distinguish the two
-    # for speech models: their vector of a token is the attention of this token to the frames of the audio, in several heads
+    # for speech models: the vector of a token is then its attention to the frames of this audio, in several heads
     audio: Audio | None = None
     crop: Crop | None = None  # an image to embed in place of a text
 
@@ -294,11 +294,11 @@ class GivePages(Message, frozen=True, tag=True):
     request_id: str
     digests: bytes  # see `server.peers.wire.Ask`
     num_held: int  # tokens whose pages the other server has
-    num_frames: int  # messages with pages that may be on the way; each MorePages allows another one
+    num_frames: int  # number of messages with pages that the worker may send at first; each MorePages allows one more
 
 
 class MorePages(Message, frozen=True, tag=True):
-    """One message with pages was passed on, so one more may be sent."""
+    """The front has passed on a message with pages, so the worker may send one more."""
 
     request_id: str
 
@@ -318,10 +318,10 @@ FETCH = "fetch"  # the first stage of a load; after it, the model's files are on
 
 
 class Progress(Message, frozen=True, tag=True):
-    """How far a load is."""
+    """How far a load has come."""
 
     stage: str  # such as FETCH, verify, compile, pack or warm-up
-    fraction: float  # of the stage, 0 to 1
+    fraction: float  # completed fraction of the stage, 0 to 1
 
 
 class CachePages(Message, frozen=True):
@@ -348,37 +348,37 @@ class QualityLabel(msgspec.Struct, frozen=True):
     """How far the predictions with quantized weights are from those with the exact weights, measured on a text."""
 
     kl_divergence: float  # nats per token
-    top1_agreement: float  # fraction of tokens after which both predict the same most probable token
+    top1_agreement: float  # fraction of places at which both kinds of weights predict the same most probable token
     perplexity: float
     exact_perplexity: float
     num_tokens: int
 
 
 class Vision(msgspec.Struct, frozen=True):
-    """How a model sees images: it is shown crops, and each takes the places of some image tokens of the prompt."""
+    """How a model sees images: as crops, each of which takes the places of some image tokens of the prompt."""
 
-    crop_size: int  # pixels of an edge of a crop; if crops have any size, of a square of a crop
-    edge_tokens: int  # rows and columns of tokens of a crop; if crops have any size, of a square
-    image_token: int  # negative if the model embeds images
+    crop_size: int  # edge of a crop in pixels; if crops may have any size, edge of the squares that a crop consists of
+    edge_tokens: int  # rows of tokens, and columns, of a crop of `crop_size` pixels, or of a square
+    image_token: int  # id of the image token; negative if the model embeds images
     fit: Fit  # how an image becomes crops
     filter: int  # number of the filter in Pillow by which images are scaled
     marker: str = ""  # text that the chat template writes for an image; empty: the text of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # text of the token between two rows of tokens of an image; empty: there is none
-    num_places: int = 0  # vectors of a crop in the encoder, which count as the tokens of an image that is embedded
+    num_places: int = 0  # vectors of a crop in the encoder: the number of tokens that an embedded image counts as
 
 
 class Listening(msgspec.Struct, frozen=True):
     """How a model hears recordings in conversations: as clips, each of which takes the places of some audio tokens of the prompt."""
 
     audio_token: int
-    num_mels: int  # energies of a hop that the encoder gets
-    num_hops: int  # hops of a window, as much as the encoder takes at once
+    num_mels: int  # mel energies of each hop that the encoder gets
+    num_hops: int  # hops of a window; a window is as much audio as the encoder takes at once
     frames_each: int  # frames of a token; a frame is two hops
     ends: bool  # whether the last clip has only the tokens of its sound; otherwise silence fills up the window
     most_windows: int  # maximum number of windows of a recording that are heard; 0: no maximum
-    piece_hops: int = 0  # hops that the encoder reads apart from others: see `runtime/hops.py`
-    reflects: bool = False  # whether a recording is reflected at its own end, where a hop has to be whole; otherwise silence follows it
+    piece_hops: int = 0  # hops of a piece, if the encoder reads pieces separately (`runtime/hops.py`); 0: it does not
+    reflects: bool = False  # whether a recording is mirrored at its own end, without its incomplete hop; otherwise silence fills it up
 
 
 class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -394,7 +394,7 @@ class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Ready(Message, frozen=True, tag=True):
-    """The worker is ready. Describes the model and the memory that it takes."""
+    """The worker is ready. This message describes the model and the memory that it takes."""
 
     signature: str  # key of the compiled model in the cache
     cache_hit: bool  # the compiled model was in the cache
@@ -404,10 +404,10 @@ class Ready(Message, frozen=True, tag=True):
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
-    cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are sums over these
+    cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are sums over the groups
     context_note: str = ""  # why max_context is less than the model allows, and what a longer context needs
     device_note: str = ""  # why the code is compiled for another target than the load names
-    numeric_class: str = ""  # equal classes, programs and weights compute equal bits
+    numeric_class: str = ""  # models with equal classes, programs and weights compute equal bits
     fingerprint: str = ""  # digest of the program, the weights and the numeric class
     embedding_size: int = 0  # 0: the model serves no embeddings
     embedding_note: str = ""  # what users of the embeddings should know, such as how a text's vector is made
@@ -418,7 +418,7 @@ class Ready(Message, frozen=True, tag=True):
     vision: Vision | None = None  # None: the model sees no images
     listening: Listening | None = None  # None: the model hears no recordings in conversations
     left_out: tuple[str, ...] = ()  # parts of the checkpoint that are models of their own, which are not served
-    padded_to: int = 0  # tokens of every text, with padding; 0: texts are not padded
+    padded_to: int = 0  # number of tokens to which every text is padded; 0: texts are not padded
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # pairs of a prompt's name and the text that the prompt puts before a text to embed
     default_prompt: str | None = None  # name of the default prompt
@@ -428,11 +428,11 @@ class Ready(Message, frozen=True, tag=True):
     graphs_bytes: int = 0  # bytes of captured graphs, as the compiler planned them
     card: CardUsage | None = None  # the model's GPU, or None if it runs on a CPU
     facts: Facts = Facts()
-    label: QualityLabel | None = None  # None: it was not measured
+    label: QualityLabel | None = None  # None: not measured
     compile_s: float = 0.0
     load_s: float = 0.0
     stages: tuple[StageReport, ...] = ()  # empty: one process computes all layers
-    devices: tuple[str, ...] = ()  # the GPUs over which the model is divided, each with all the bytes above; empty: it is not divided
+    devices: tuple[str, ...] = ()  # the GPUs over which the model is divided; the numbers of bytes above are per GPU; empty: not divided
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -441,7 +441,7 @@ class Ready(Message, frozen=True, tag=True):
 
     @property
     def scoring(self) -> Scoring | None:
-        """How the model answers rerank and score; None: it answers neither."""
+        """How the model scores texts for requests to rerank or score; None: it does not score texts."""
         if self.classes:
             return Scoring.PAIRS if len(self.classes) == 1 else None
         return Scoring.COSINE if self.embedding_size else None
@@ -477,8 +477,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """The next tokens of one choice: more than one if a grammar forces tokens, or if tokens were held back; none if the choice only
-    ends."""
+    """The next tokens of one choice: more than one if a grammar forces tokens, or if the worker had held back earlier ones; none if the
+    choice only ends."""
 
     request_id: str
     choice: int
@@ -522,13 +522,13 @@ class PageCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     num_given: int = 0
     num_taken: int = 0
     num_tries: int = 0  # requests for which this server asked another one
-    num_failed: int = 0  # tries that ended before all pages of the offer were here
-    num_left_out: int = 0  # requests that named a server which was not asked: computing is faster, too many wait, or it has failed
+    num_failed: int = 0  # tries that ended before all pages of the offer had arrived
+    num_left_out: int = 0  # requests whose named server was not asked: computing is faster, too many requests wait, or it has failed
     waited_s: float = 0.0  # time for which requests waited for pages
 
 
 class Stats(Message, frozen=True, tag=True):
-    """The engine's state after a step. Sent at most every 100 ms, and once when the engine runs out of work."""
+    """The engine's state after a step. The worker sends it at most every 100 ms, and once when the engine runs out of work."""
 
     num_running: int
     num_waiting: int
@@ -541,7 +541,7 @@ class Stats(Message, frozen=True, tag=True):
     step_s: float  # duration of the last step
     kernel_s: float  # part of step_s that the call of the model took
     num_step_tokens: int = 0  # tokens of all steps since the worker started
-    steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # steps per bucket; the last bucket is above all bounds
+    steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # steps per bucket; the last bucket counts steps above all bounds
     num_prefill_tokens: int = 0  # prompt tokens of all steps, which num_step_tokens includes
     num_prompt_tokens_left: int = 0  # prompt tokens of unfinished sequences that are not computed yet
     stages_s: float = 0.0  # time that the worker has waited for other stages of its model
@@ -549,19 +549,20 @@ class Stats(Message, frozen=True, tag=True):
 
 
 class Step(Message, frozen=True, tag=True):
-    """A step begins that may take up to `limit_s`. Sent before each long step, and with 0 before the first step that is short again."""
+    """A step begins that may take up to `limit_s`. The worker sends this before each long step, and with 0 before the first short step
+    after it."""
 
     limit_s: float
 
 
 class Working(Message, frozen=True, tag=True):
-    """The worker waits for other stages of its model. `cpu_s`: the CPU time that these have used so far."""
+    """The worker waits for other stages of its model. `cpu_s`: the CPU time that those stages have used so far."""
 
     cpu_s: float
 
 
 class Card(Message, frozen=True, tag=True):
-    """The usage of the worker's GPU. Sent between two steps, every CARD_S seconds (`server/engine/worker.py`)."""
+    """The usage of the worker's GPU. The worker sends it between two steps, every CARD_S seconds (`server/engine/worker.py`)."""
 
     usage: CardUsage
 
@@ -575,7 +576,7 @@ class PagesStored(Message, frozen=True, tag=True):
     page_size: int  # tokens of a page
     group: int | None = None  # cache group; None: the model has only one
     keeps_states: bool = False  # whether a page has the state after its last token, instead of keys and values
-    window: int | None = None  # tokens to which a token attends, itself included; None: all before it
+    window: int | None = None  # number of tokens to which a token attends, itself included; None: all tokens up to it
 
 
 class PagesRemoved(Message, frozen=True, tag=True):
@@ -589,7 +590,7 @@ CacheChange = PagesStored | PagesRemoved
 
 
 class CacheChanged(Message, frozen=True, tag=True):
-    """The changes of the prefix cache since the last such message. Sent only if the load asks for it."""
+    """The changes of the prefix cache since the last such message. The worker sends it only if `Load.logs_cache` is set."""
 
     changes: tuple[CacheChange, ...]
 

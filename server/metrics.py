@@ -1,8 +1,9 @@
-"""The metrics for Prometheus. Metrics that vLLM has, too, have its names, so that its dashboards work unmodified. The names of the server's
-own metrics begin with `relaxserve:`.
+"""The metrics for Prometheus. Metrics that vLLM has, too, have vLLM's names, so that vLLM's dashboards work unmodified. The names of the
+server's own metrics begin with `relaxserve:`.
 
-The buckets are vLLM's, since its dashboards name some of them, plus smaller ones. Those series of a model whose label values are known in
-advance exist from the model's first load, at 0: if a counter appeared with its first event, Prometheus would miss that event.
+The buckets of histograms are vLLM's, since vLLM's dashboards name some of them, plus smaller ones. Those series of a model whose label
+values are known in advance exist from the model's first load, at 0: if a counter appeared with its first event, Prometheus would miss that
+event.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class ModelReading:
     card: CardUsage | None = None  # None: the model runs on a CPU, or its worker is down
 
 
-# Names of the samples that the history keeps: those that the console's live page draws.
+# Names of the samples that `server/history.py` keeps: those that the live page of the console draws.
 WATCHED = frozenset(
     (
         "vllm:generation_tokens_total",
@@ -134,7 +135,7 @@ class Metrics:
 
     def _forget_ended(self) -> None:
         """Remove the series of models that are not loaded any more, except those of the MOST_ENDED models that ended last. Otherwise
-        scrapes would take ever longer if each version of a model has a name of its own."""
+        scrapes would take longer and longer if each version of a model has a name of its own."""
         loaded = set(self._names())
         for name in [name for name in self._of_models if name not in loaded][:-MOST_ENDED]:
             del self._of_models[name]
@@ -147,8 +148,8 @@ class Metrics:
             self._of_models[model] = self._of_models.pop(model)
 
     def watch(self, read: Callable[[], Iterable[ModelReading]], names: Callable[[], Iterable[str]] = tuple) -> None:
-        """Call `read` for every scrape, and for every sample of the history, to get the gauges. `names` returns the names of the models
-        that are loaded or loading."""
+        """Let every scrape, and every sample of the history (`server/history.py`), call `read` to get the gauges. `names` returns the names
+        of the models that are loaded or loading."""
         self._read, self._names = read, names
 
     def readings(self) -> list[ModelReading]:
@@ -156,14 +157,14 @@ class Metrics:
         return list(self._read())
 
     def watched(self) -> Iterator[Sample]:
-        """Yield the samples that the history keeps."""
+        """Yield the samples that `server/history.py` keeps."""
         for collector in (*self._watched, _Gauges(self.readings())):
             for metric in collector.collect():
                 yield from (sample for sample in metric.samples if sample.name in WATCHED)
 
     def exposition(self, readings: Sequence[ModelReading]) -> bytes:
-        """Return all metrics as Prometheus text, with these gauges. This takes 4 ms for each model, so call it on another thread than the
-        event loop's."""
+        """Return all metrics as Prometheus text, with the gauges in `readings`. This takes 4 ms for each model, so call it on another
+        thread than the event loop's."""
         return generate_latest(_Everything(self.collectors, _Gauges(readings)))
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...] = ()) -> Histogram:
@@ -222,13 +223,13 @@ class _Everything(CollectorRegistry):
 
 
 class _Gauges(Collector):
-    """The gauges of all models, and the counters that workers keep."""
+    """The gauges of all models, and the counters that workers and their supervisors count."""
 
     def __init__(self, readings: Sequence[ModelReading]) -> None:
         self._readings = readings
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the gauges, and the counters that workers keep."""
+        """Yield the gauges, and the counters that workers and their supervisors count."""
         readings = self._readings
         gauges: tuple[tuple[str, str, Callable[[ModelReading], float]], ...] = (
             ("vllm:num_requests_running", "Sequences in the batch.", lambda m: m.stats.num_running),
@@ -300,8 +301,9 @@ class _Gauges(Collector):
 
 
 def _adapters() -> Metric:
-    """Return vLLM's gauge of LoRA adapters, of which this server has none. Without the series, an endpoint picker logs an error per scrape.
-    The gauge's value is the present time, by which a picker finds the newest sample."""
+    """Return vLLM's gauge of LoRA adapters, of which this server has none. Without the series, an endpoint picker (the part of a Kubernetes
+    gateway that chooses a server) logs an error per scrape. The gauge's value is the present time, by which a picker finds the newest
+    sample."""
     gauge = GaugeMetricFamily("vllm:lora_requests_info", "LoRA adapters that requests use.", labels=ADAPTERS)
     gauge.add_metric(("0", "", ""), time.time())
     return gauge

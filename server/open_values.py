@@ -1,7 +1,7 @@
 """Choose the values that a request leaves open: ids, the time of creation, which a chat template may show, and the seed.
 
-They are random, except where a trusted ingress names a nonce: then they follow from the nonce, so that another server of the same model
-gives a resubmitted request the same bytes.
+The values are random, except if a trusted ingress names a nonce: then they are computed from the nonce, so that another server of the same
+model gives a resubmitted request the same bytes.
 
     x-relaxserve-open: KEY NONCE CREATED        the key of the setting `ingress_key`, 16 to 64 hexadecimal digits, seconds since 1970
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 HEADER = "x-relaxserve-open"
-PLACE_BYTES = 4  # the first bytes of a nonce begin each id of hexadecimal digits, so that an ingress finds the server that made it
+PLACE_BYTES = 4  # bytes of the nonce with which each hexadecimal id begins, so that an ingress finds the server that made the id
 LETTERS = string.ascii_letters + string.digits
 FORM = re.compile(r"(\S+) ((?:[0-9a-f]{2}){8,32}) (\d{1,12})", re.ASCII)
 
@@ -28,9 +28,9 @@ FORM = re.compile(r"(\S+) ((?:[0-9a-f]{2}){8,32}) (\d{1,12})", re.ASCII)
 class OpenValues:
     """The nonce of a request, and how many values were drawn from it."""
 
-    nonce: bytes  # the values of the request follow from it
+    nonce: bytes  # the values of the request are computed from it
     created_s: float  # time of the answer's creation, in seconds since 1970
-    choice: int = 0  # the choice whose values are drawn: choices take turns in an order that may differ
+    choice: int = 0  # the choice for which values are drawn now; the order of the choices may differ from server to server
     drawn: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])  # how many values were drawn, by choice and name
 
     def draw(self, name: str, num_bytes: int) -> bytes:
@@ -45,7 +45,8 @@ OPEN: ContextVar[OpenValues | None] = ContextVar("open_values", default=None)  #
 
 
 def given(header: str, key: str | None) -> OpenValues | None:
-    """Return the values that an ingress gives, or None if the header is malformed or does not have the ingress's key."""
+    """Return the open values that the header of an ingress determines, or None if the header is malformed or does not have the ingress's
+    key."""
     found = FORM.fullmatch(header)
     if key is None or found is None or not hmac.compare_digest(found[1].encode(), key.encode()):
         return None
@@ -85,7 +86,7 @@ def created_s() -> float:
 
 
 def turn_to(choice: int) -> None:
-    """Say for which choice of the answer the next values are drawn. This has no effect on random values."""
+    """Set the choice of the answer for which the next values are drawn. This has no effect on random values."""
     values = OPEN.get()
     if values is not None:
         values.choice = choice

@@ -1,10 +1,10 @@
-"""What the kernel says of a process in /proc/PID/stat."""
+"""Read what the kernel reports about a process in /proc/PID/stat."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-TIMES = slice(11, 15)  # the fields of processor time, in ticks: user, system, and the same of descendants that have ended
+TIMES = slice(11, 15)  # places of the fields of processor time, in ticks: user, system, and both times of descendants that have ended
 
 
 def fields_of(pid: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a model scores texts. A worker tells the front process this when it is ready."""
+"""How a model scores texts. A worker reports this to the front in its message Ready."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ClassScores(StrEnum):
 
 
 class Scoring(StrEnum):
-    """How a model scores two texts, for rerank and score."""
+    """How a model scores two texts, for requests to rerank or score."""
 
     PAIRS = "pairs"  # a reranker reads both texts together
     COSINE = "cosine"  # the cosine of the embeddings of the two texts
@@ -28,4 +28,4 @@ class PairPrompt(msgspec.Struct, frozen=True):
     before: str
     marks: tuple[str, str, str]  # texts before the instruction, the query and the document
     after: str
-    instruction: str  # used if a request has no instruction
+    instruction: str  # the instruction if a request has none

@@ -1,4 +1,4 @@
-"""Read from a file a secret that servers share: those that compute stages of one model, or those that exchange cache pages."""
+"""Read a file with a secret that several servers share: servers that compute stages of one model, or servers that exchange cache pages."""
 
 from __future__ import annotations
 

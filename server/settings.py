@@ -16,36 +16,36 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The settings of a server. Creating them raises SettingsError if one has a value that cannot be used, or if the server would serve
-    other machines without keys and is not `insecure`."""
+    """The settings of a server. The constructor raises SettingsError if a setting has a value that cannot be used, or if the server would
+    serve other machines without keys and `insecure` is not set."""
 
     log_level: str = "info"
     log_format: str = "text"
-    otlp_traces_endpoint: str | None = None  # traces of requests are sent here; None: nowhere
+    otlp_traces_endpoint: str | None = None  # URL to which traces of requests are sent; None: they are not sent
     keep_requests: Path | None = None  # file to which requests and answers are appended; None: they are not stored
-    keep_requests_of: tuple[str, ...] = ("model=*",)  # the requests to store, by model or key; the administration may change this
+    keep_requests_of: tuple[str, ...] = ("model=*",)  # the requests to store, by model or key; an administrator may change the choice
 
     host: str = "127.0.0.1"
     port: int = 8000
     insecure: bool = False  # serve other machines without keys
-    proxy_networks: tuple[str, ...] = ()  # proxies whose X-Forwarded-For and -Proto name the client and the scheme
+    proxy_networks: tuple[str, ...] = ()  # networks of proxies whose headers X-Forwarded-For and X-Forwarded-Proto are trusted
     root_path: str | None = None  # prefix that a proxy leaves in front of all paths
 
     api_keys: tuple[str, ...] = ()  # keys of clients
     api_key_file: Path | None = None  # file with further keys of clients, one a line, read again when it changes
-    admin_keys: tuple[str, ...] = ()  # keys of the administration
-    admin_key_file: Path | None = None  # file with further keys of the administration
+    admin_keys: tuple[str, ...] = ()  # keys of administrators
+    admin_key_file: Path | None = None  # file with further keys of administrators
     open_metrics: bool = False  # serve /metrics and /load without a key
     allowed_hosts: tuple[str, ...] = ()  # further Host values accepted while no keys are set
     cors_origins: tuple[str, ...] = ()  # origins whose web pages may send requests
 
-    kv_events: str | None = None  # ZMQ address that publishes changes of prefix caches; None: they are not published
-    kv_events_replay: str | None = None  # ZMQ address that sends past changes again
-    kv_events_name: str | None = None  # name of this replica in the topics; None: its address
+    kv_events: str | None = None  # ZMQ address at which changes of prefix caches are published; None: they are not published
+    kv_events_replay: str | None = None  # ZMQ address at which routers ask for past changes again
+    kv_events_name: str | None = None  # name of this replica in the topics of these messages; None: its address
     ingress_key: str | None = None  # key with which an ingress may give requests their open values (`open_values.py`); None: nobody may
     peer_secret_file: Path | None = None  # the secret of servers that give each other pages of their caches; None: no pages are exchanged
     peer_rate_bytes: int = 256 << 20  # bytes per second at which pages arrive from other servers
-    peer_patience_s: float = 2.0  # how much longer than computing a prompt a request waits for its pages
+    peer_patience_s: float = 2.0  # how long a request waits for pages of its prompt, in addition to the time of computing them
 
     stage_secret_file: Path | None = None  # the secret that this server shares with `relaxserve stage` on other machines
     model_root: Path = Path("models")  # folder below which the administration may load models
@@ -55,7 +55,7 @@ class ServerSettings:
     mcp_servers: tuple[str, ...] = ()  # MCP servers whose tools /v1/responses may call, as NAME=URL
     image_hosts: tuple[str, ...] = ()  # hosts from which images of requests are fetched; empty: images must be data: URLs
     audio_hosts: tuple[str, ...] = ()  # hosts from which audio of requests is fetched; empty: URLs of audio must be data: URLs
-    memory_limit_bytes: int | None = None  # limit on all models together; None: each worker decides
+    memory_limit_bytes: int | None = None  # limit on the memory of all models together; None: each worker decides how much it uses
     default_kv_cache_bytes: int | None = None  # bytes of the KV cache for loads that do not set them
 
     strict: bool = False  # refuse unknown fields instead of reporting them
@@ -68,9 +68,9 @@ class ServerSettings:
     max_schema_bytes: int = 64 << 10
     max_stop_strings: int = 16
     max_stop_chars: int = 256
-    max_queued_requests: int = 256  # limit on sequences (choices of requests) that wait, per model, besides those that fill its batch
+    max_queued_requests: int = 256  # limit on the sequences (choices of requests) of a model that wait, in addition to those in its batch
     max_queued_tokens: int = 1 << 20  # limit on prompt tokens that are admitted and not yet prefilled, per model
-    max_key_constraints: int = 64  # different constraints of one key's running and waiting requests, per model
+    max_key_constraints: int = 64  # limit on the different constraints of the running and waiting requests of a key, per model
     response_store_bytes: int = 64 << 20  # total size of responses stored for later requests; 0: store none
     response_store_s: float = 86400.0  # time for which responses are stored after their last use
     batch_dir: Path | None = None  # folder of uploaded files and of batches; None: neither is offered
@@ -82,9 +82,10 @@ class ServerSettings:
     max_images: int = 64  # limit on the images of one request
     max_image_pixels: int = 40_000_000  # limit on the pixels of an image, checked before it is decoded
     max_image_bytes: int = 20 << 20  # largest file of an image that is fetched
-    max_held_image_bytes: int = 1 << 30  # bytes of pixels that the requests of a model hold, after which further images are refused
+    max_held_image_bytes: int = 1 << 30  # bytes of pixels that the requests of a model may hold before further images are refused
     max_recordings: int = 64  # limit on the recordings in the messages of one request
-    # bytes of samples that the requests of a model hold, and those that all transcriptions hold, after which further recordings are refused
+    # bytes of samples that the requests of a model may hold before further recordings are refused; all transcriptions together have the
+    # same limit
     max_held_audio_bytes: int = 1 << 30
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
@@ -93,11 +94,11 @@ class ServerSettings:
     audio_fetch_s: float = 10.0  # longest time for fetching audio
 
     header_timeout_s: float = 10.0  # longest time from the first byte of a request to the end of its headers
-    body_timeout_s: float = 30.0  # time for the whole body
-    write_timeout_s: float = 60.0  # time for which a client may leave a full buffer unread
+    body_timeout_s: float = 30.0  # longest time for the whole body to arrive
+    write_timeout_s: float = 60.0  # longest time for which a client may read nothing while the buffer to it is full
     keep_alive_s: float = 75.0
     heartbeat_s: float = 10.0  # seconds between comment lines on a stream that sends nothing else
-    lame_duck_s: float = 0.0  # time after SIGTERM for which the server is not ready and still accepts requests
+    lame_duck_s: float = 0.0  # time after SIGTERM for which the server reports that it is not ready, but accepts requests
     drain_s: float = 30.0  # time for running requests after a signal to stop
     stall_s: float = 15.0  # seconds of silence after which a worker that has work is replaced, unless it is busy with a long step
 
@@ -150,7 +151,8 @@ HOSTS = (
     "HOST, *.HOST, HOST:PORT or *, such as images.example.com, or private+HOST for a host on a private network",
 )
 
-# These values are compared literally or as patterns, so a value in another format would never match.
+# The formats of values, and how an error message describes them. Most of the values are compared with values of requests, so a value in
+# another format would never match.
 FORMS = {
     "keep_requests_of": (KEEP, KEPT),
     "allowed_hosts": (r"[\w.-]+|\[[0-9A-Fa-f:.]+\]", "a name without scheme and port, or an IPv6 address in brackets"),
@@ -194,7 +196,7 @@ def _require_network(text: str) -> None:
 
 
 def _require_place(entry: str) -> None:
-    """Raise SettingsError unless brackets in the URL of an MCP server hold an address, and its port is one."""
+    """Raise SettingsError unless brackets in the URL of an MCP server hold an address, and its port is a valid port number."""
     try:
         _ = urlsplit(entry.partition("=")[2]).port
     except ValueError as error:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 REST_S = 1.0  # idle seconds after which a model settles
-STEADY_S = 10.0  # seconds between a step and the settling of a process that is never idle
+STEADY_S = 10.0  # seconds of steps without a pause after which a process settles
 
 
 class Settling:
-    """Settle once the process has been idle for a moment after some steps, and every STEADY_S while it computes without a pause. Before the
+    """Settle when the process has been idle for REST_S after some steps, and every STEADY_S while it computes without a pause. Before the
     first step there is nothing to settle. All calls come from one thread."""
 
     def __init__(self, settle: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,7 +24,7 @@ class Settling:
 
     @property
     def is_due(self) -> bool:
-        """Whether to call `rest` after REST_S without work."""
+        """Whether `rest` is to be called after REST_S seconds without work."""
         return self._due_s is not None
 
     def note_step(self) -> None:

@@ -1,1 +1,1 @@
-"""Decode audio from outside, in a process of its own, to what models hear: 16,000 samples a second of one channel."""
+"""Decode audio files of clients, in a separate process, to 16,000 samples a second of one channel, as models hear them."""

@@ -1,9 +1,9 @@
 """Cut a recording into the clips that a model hears in a conversation, as the processors of transformers do.
 
-A window is as much audio as the encoder takes at once. A recording is filled up with silence to whole windows or, if its length is limited,
-to the longest recording, and the result is mirrored at both ends. Qwen2-Audio hears only one window, and its tokens end with the sound.
-Voxtral hears every window to its end. Qwen2.5-Omni hears up to 150 short windows, and its tokens end with the sound. Qwen3-Omni gets no
-silence: the recording is mirrored at its own end.
+A window is as much audio as the encoder takes at once. A recording is filled up with silence to whole windows or, if a model hears a
+limited number of windows, to this number of windows. The result is mirrored at both ends. Qwen2-Audio hears only one window, and its audio
+tokens end where the sound ends. Voxtral hears every window to its end. Qwen2.5-Omni hears up to 150 short windows, and its audio tokens end
+where the sound ends. Qwen3-Omni gets no silence: the recording is mirrored at its own end.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def clips_of(samples: NDArray[np.float32], listening: Listening) -> tuple[Clip, 
 
 
 def _mirrored(samples: NDArray[np.float32], size: int, *, ends: bool) -> NDArray[np.float32]:
-    """Return a recording that silence fills up to `size` samples, with its reflection before it. If it `ends` there, its reflection also
-    follows it, otherwise silence. It is copied only once, because it may last an hour."""
+    """Return a recording that silence fills up to `size` samples, with its reflection before it. If `ends`, the reflection of the filled
+    recording follows it; otherwise silence follows. The recording is copied only once, because it may last an hour."""
     end, after = BEFORE + size, AROUND - BEFORE
     found = np.zeros(size + AROUND, np.float32)
     found[BEFORE : BEFORE + len(samples)] = samples
@@ -50,7 +50,7 @@ def _mirrored(samples: NDArray[np.float32], size: int, *, ends: bool) -> NDArray
 
 
 def _hops(num_samples: int, listening: Listening) -> int:
-    """Return how many hops of a window are heard if the recording has `num_samples` samples from the beginning of the window on."""
+    """Return how many hops of a window the encoder hears if the recording has `num_samples` samples from the beginning of the window on."""
     if not listening.ends:
         return listening.num_hops
     return min(num_samples // HOP if listening.reflects else -(-num_samples // HOP), listening.num_hops)

@@ -1,5 +1,5 @@
-"""Read compressed audio with FFmpeg's libraries, from the extra `media`. Only the formats and codecs listed here are opened. Every codec
-runs on this thread, because the process may start no others."""
+"""Read compressed audio with FFmpeg's libraries, which the optional dependency `media` installs. Only the formats and codecs listed here
+are opened. Every codec runs on this thread, because the process may start no further threads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FORMATS = {"MP3": "mp3", "FLAC": "flac", "Ogg": "ogg", "M4A": "mov", "WebM": "ma
 PLAIN = tuple(f"pcm_{kind}" for kind in ("s16le", "s16be", "s24le", "s24be"))  # uncompressed samples, as in the videos of cameras
 CODECS = ("mp3float", "mp3", "flac", "vorbis", "libvorbis", "opus", "libopus", "aac", "alac", *PLAIN)
 PICTURES = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1", b"avif", b"avis")  # HEIC and AVIF begin like M4A
-ID3_BYTES = 10  # bytes of the head of a tag of ID3, and as many of its footer
-ID3_FOOTER = 0x10  # flag of a tag that has a footer
+ID3_BYTES = 10  # bytes of the header of an ID3 tag; its footer, if there is one, has as many
+ID3_FOOTER = 0x10  # flag in the header of a tag that has a footer
 BLOCK_SAMPLES = 1 << 16  # least number of samples of a block
 
 
 def format_of(data: bytes) -> str | None:
-    """Return which of FORMATS a file has, by its first bytes, or None if it has none of them. A tag of ID3 precedes many MP3 files, and
-    some FLAC files."""
+    """Return which of FORMATS a file has, by its first bytes, or None if it has none of them. Many MP3 files, and some FLAC files, begin
+    with an ID3 tag."""
     if data[:3] == b"ID3":
         return "FLAC" if data.startswith(b"fLaC", ID3_BYTES + _id3_size(data)) else "MP3"
     if data[:4] in (b"fLaC", b"OggS"):
@@ -41,13 +41,13 @@ def format_of(data: bytes) -> str | None:
 
 
 def _id3_size(data: bytes) -> int:
-    """Return the number of bytes that follow the head of a tag of ID3: those of the tag, written in digits of 7 bits, and of a footer."""
+    """Return the number of bytes of an ID3 tag after its header. The header has the size without the footer, in digits of 7 bits."""
     size = sum((digit & 127) << 7 * place for place, digit in enumerate(reversed(data[6:ID3_BYTES])))
     return size + (ID3_BYTES if len(data) > 5 and data[5] & ID3_FOOTER else 0)
 
 
 def load_library() -> None:
-    """Import FFmpeg's libraries, with all modules that a call could need. Do nothing if the extra is not installed."""
+    """Import FFmpeg's libraries, with all modules that a call could need. Do nothing if they are not installed."""
     try:
         package = import_module("av")
     except ImportError:
@@ -77,7 +77,7 @@ def open_compressed(data: bytes, format: str) -> Sound:
     if stream is None:
         raise AudioError(f"it is {format} without audio; expected a track of audio")
     codec = stream.codec_context
-    name = getattr(codec, "name", "unknown")  # there is no codec if FFmpeg does not know it
+    name = getattr(codec, "name", "unknown")  # `codec` is None if FFmpeg does not know the codec
     if name not in CODECS:
         raise AudioError(f"its codec is {name!r}; expected one of {', '.join(CODECS)}")
     codec.thread_count = 1
@@ -90,8 +90,8 @@ def open_compressed(data: bytes, format: str) -> Sound:
 
 
 def _blocks(container: Any, stream: Any, format: str, rate: int) -> Iterator[NDArray[np.float32]]:
-    """Yield the samples of the stream in blocks. Leave out damaged packets, as players do. If the file is damaged further on, stop with the
-    samples before that. Raise AudioError if nothing can be decoded, or if the rate changes."""
+    """Yield the samples of the stream in blocks. Leave out damaged packets, as players do. If the rest of the file cannot be read, stop
+    after the samples before the damage. Raise AudioError if nothing can be decoded, or if the rate changes."""
     from av.error import FFmpegError, InvalidDataError
 
     held, num_held, found = [], 0, False

@@ -22,7 +22,7 @@ class AudioDecoder:
     """Decodes files to transcribe."""
 
     def __init__(self, most_s: float, held: HeldBytes) -> None:
-        """A file may last `most_s` seconds. `held` counts the decoded samples; several decoders may share it."""
+        """A file may last at most `most_s` seconds. `held` counts the decoded samples; several decoders may share it."""
         self.held = held
         self._calls = FileCalls(Decoding(most_s), Outcome, PATIENCE_S, invalid=INVALID_AUDIO, not_decoded=AUDIO_NOT_DECODED)
 

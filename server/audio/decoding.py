@@ -24,18 +24,19 @@ MOST_CHANNELS, LEAST_RATE, MOST_RATE = 32, 1_000, 768_000
 
 
 class File(msgspec.Struct, frozen=True):
-    """The work of a call."""
+    """The work of a call: a file to decode."""
 
     data: bytes = b""  # the file; empty: it is in `text`
     num_mels: int = 0  # mel energies per hop that the model reads; unused if there is `listening`
     text: str = ""  # the file in base64
-    listening: Listening | None = None  # how a model hears it in a conversation; None: the whole recording is transcribed
+    listening: Listening | None = None  # how a model hears the recording in a conversation; None: the recording is to be transcribed
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result of a call: a recording to transcribe in `samples`, or one of a conversation in `clips`, or why there is none."""
+    """The result of a call: a recording to transcribe in `samples`, or a recording of a conversation in `clips`, or in `fault` why there is
+    none."""
 
-    samples: memoryview = memoryview(b"")  # little-endian f32, with those before and after the recording
+    samples: memoryview = memoryview(b"")  # little-endian f32, as `with_surroundings` returns them
     loudest: float = 0.0  # the largest energy of the recording in `samples`
     clips: tuple[Clip, ...] = ()
     fault: str = ""  # why the file cannot be decoded; empty: it was decoded
@@ -76,7 +77,7 @@ class Decoding:
 
 
 def decoded(data: bytes, most_s: float) -> NDArray[np.float32]:
-    """Return the samples of a file: the mean of its channels, RATE a second. Raise AudioError if it cannot be decoded."""
+    """Return the samples of a file: the mean of its channels, at RATE samples a second. Raise AudioError if the file cannot be decoded."""
     sound = _opened(data)
     if not 1 <= sound.channels <= MOST_CHANNELS:
         raise AudioError(f"it has {sound.channels} channels; expected 1 to {MOST_CHANNELS}")
@@ -100,7 +101,7 @@ def _opened(data: bytes) -> Sound:
 
 
 def _limited(blocks: Iterable[NDArray[np.float32]], rate: int, most_s: float) -> Iterator[NDArray[np.float32]]:
-    """Yield the blocks. Raise AudioError as soon as they last longer than `most_s`, even if the file declares less."""
+    """Yield the blocks. Raise AudioError as soon as they last longer than `most_s` seconds, whatever length the file declares."""
     num_read = 0
     for block in blocks:
         num_read += len(block)

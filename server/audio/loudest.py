@@ -1,7 +1,7 @@
 """Compute the largest energy in the mel spectrogram of a recording, with the same bits on every machine.
 
 The table of the Fourier transform, and the samples, are rounded to integers so that all products and sums of the transform are exact in
-double precision, whatever their order. Energies are then summed bin by bin.
+double precision, whatever their order. The energy of each mel band is then summed over its bins in a fixed order.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from runtime.spectrogram import BINS, HOP, WINDOW, fourier_table, mel_filters
 
-TABLE_BITS, SAMPLE_BITS = 20, 23  # a sum has at most WINDOW / 2 * 2 ** 43, which is less than 2 ** 53
+TABLE_BITS, SAMPLE_BITS = 20, 23  # bits of the integers; a sum of products is at most WINDOW / 2 * 2 ** 43, less than 2 ** 53
 BLOCK = 3000  # hops computed at a time
 
 
 def loudest_energy(samples: NDArray[np.float32], num_mels: int) -> float:
-    """Return the largest mel energy of all hops of the samples. The samples include those before and after the recording."""
+    """Return the largest mel energy of all hops of the samples. The samples include those outside the recording that its first and last
+    hops read."""
     top = float(np.abs(samples).max())
     if top == 0:
         return 0.0

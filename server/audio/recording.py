@@ -25,7 +25,7 @@ class Recording:
 
     @property
     def num_samples(self) -> int:
-        """The number of samples without those around them."""
+        """The number of samples of the recording, without those around it."""
         return len(self.samples) - AROUND - BEFORE
 
     @property
@@ -38,8 +38,8 @@ class Recording:
         return self.num_samples / RATE
 
     def piece(self, begin: int, size: int) -> Audio:
-        """Return `size` hops from hop `begin`, or fewer if the recording ends before. A piece has at least one hop, which is silent if the
-        recording has none."""
+        """Return `size` hops from hop `begin`, or fewer if the recording ends before. A piece has at least one hop, even if the recording
+        has none."""
         samples = self.samples[begin * HOP : (begin + max(size, 1)) * HOP + AROUND]
         return Audio(samples.astype("<f4").tobytes(), self.loudest)
 

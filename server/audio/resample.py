@@ -15,18 +15,19 @@ BETA = 8.0  # shape of the window: 80 dB of attenuation
 PASS = 0.95  # fraction of the narrower band that passes
 BLOCK = 1 << 15  # samples computed at a time
 MOST_WEIGHTS = 1 << 22  # most weights of a filter; computing so many takes a second
-SAMPLE_BITS, TAP_BITS = 24, 26  # bits after the point; the weights of a phase, without their signs, have a sum below 8
+SAMPLE_BITS, TAP_BITS = 24, 26  # bits after the binary point, of samples and weights; the absolute weights of a phase add up to less than 8
 
 Samples = NDArray[np.float32]
 
 
 def num_weights(rate: int, wanted: int) -> int:
-    """Return the number of weights of the filter that changes one rate to the other."""
+    """Return the number of weights of the filter that changes `rate` to `wanted`."""
     return wanted // gcd(rate, wanted) * 2 * _reach(rate, wanted)
 
 
 def resampled(blocks: Iterable[Samples], rate: int, wanted: int) -> Iterator[Samples]:
-    """Yield the samples of all blocks, which are from -1 to 1, at the wanted rate. How they are divided into blocks changes no sample."""
+    """Yield the samples of all blocks, which are from -1 to 1, at the wanted rate. How the samples are divided into blocks changes no
+    sample of the result."""
     if rate == wanted:
         yield from blocks
         return
@@ -35,8 +36,8 @@ def resampled(blocks: Iterable[Samples], rate: int, wanted: int) -> Iterator[Sam
     reach = _reach(rate, wanted)
     taps = _taps(up, _band(rate, wanted), reach)  # [phases, 2 * reach]
     num_read = count = 0  # samples read, samples yielded
-    first, held = 1 - reach, np.zeros(reach - 1)  # the index of the first sample that is still needed; the samples from there
-    for block, size in chain(((block, len(block)) for block in blocks), [(np.zeros(reach + 1, np.float32), 0)]):  # silence follows
+    first, held = 1 - reach, np.zeros(reach - 1)  # the index of the first sample that is still needed; the samples from that one on
+    for block, size in chain(((block, len(block)) for block in blocks), [(np.zeros(reach + 1, np.float32), 0)]):  # silence comes last
         num_read += size
         held = np.concatenate([held, np.rint(block * np.float64(1 << SAMPLE_BITS))])
         # Sample `i` of the result reads samples from `i * down // up + 1 - reach` to `i * down // up + reach`.
@@ -62,8 +63,8 @@ def _reach(rate: int, wanted: int) -> int:
 
 
 def _taps(up: int, band: float, reach: int) -> NDArray[np.float64]:
-    """Return the weights of the filter, [phases, 2 * reach], times a power of two. Weight `j` is for the sample that comes `j - reach + 1`
-    samples after the last one at or before the phase."""
+    """Return the weights of the filter, [phases, 2 * reach], times `1 << TAP_BITS`. Weight `j` is for the sample that comes `j - reach + 1`
+    samples after the last sample at or before the position of the result."""
     distance = np.arange(2 * reach) - (reach - 1) - np.arange(up)[:, None] / up
     window = np.i0(BETA * np.sqrt(np.maximum(0.0, 1 - (distance / reach) ** 2))) / np.i0(BETA)
     taps = band * np.sinc(band * distance) * window

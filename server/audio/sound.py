@@ -19,7 +19,7 @@ class Sound:
 
     rate: int  # samples per second of each channel
     channels: int
-    seconds: float | None  # None: the file does not say
+    seconds: float | None  # None: the file does not declare its length
     blocks: Iterator[NDArray[np.float32]]  # decodes the samples: the mean of all channels, from -1 to 1
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 FRAME_MS = 20
-ONSET_FRAMES, ONSET_OF = 3, 5  # speech begins where this many of that many frames are loud
-QUIETEST_DB = -55.0  # quieter frames are never speech; 0 dB is the loudest sample
-LEAST_ABOVE_DB, MOST_ABOVE_DB = 4.0, 20.0  # how far speech lies above the noise, for thresholds from 0 to 1
-CLEAR_DB = 6.0  # the quietest frame is noise if the loudest one lies this much further above it than speech must
-MOST_EARLY_FRAMES = 100  # frames that wait until the noise is known
-FLOOR_RISE_DB = 0.02  # how fast the estimate of the noise rises in a frame; it falls at once
+ONSET_FRAMES, ONSET_OF = 3, 5  # speech begins where 3 of 5 successive frames are loud
+QUIETEST_DB = -55.0  # quieter frames are never speech; 0 dB is the level of the largest sample value
+LEAST_ABOVE_DB, MOST_ABOVE_DB = 4.0, 20.0  # how far speech must lie above the noise, at threshold 0 and at threshold 1
+CLEAR_DB = 6.0  # the quietest frame is noise if the loudest one exceeds it by this much more than speech must exceed noise
+MOST_EARLY_FRAMES = 100  # largest number of frames that wait until the level of the noise is known
+FLOOR_RISE_DB = 0.02  # rise of the estimated noise level per frame; the estimate falls to the level of a quieter frame at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class TurnDetection:
     """How a session detects where speech begins and ends."""
 
     threshold: float = 0.5  # 0 to 1: how far speech must lie above the noise
-    prefix_ms: int = 300  # audio before the speech that belongs to it
+    prefix_ms: int = 300  # audio before the first loud frames that counts as part of the speech
     silence_ms: int = 500  # silence that ends speech
 
 
@@ -30,7 +30,7 @@ class TurnDetection:
 class Began:
     """Speech has begun."""
 
-    at_ms: int  # from the beginning of all audio to that of the speech, whose prefix (`prefix_ms`) is a part of it
+    at_ms: int  # time from the beginning of all audio to the beginning of the speech, including its prefix (`prefix_ms`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,13 @@ class Ended:
 class VoiceDetector:
     """Follows one stream of 16-bit samples.
 
-    A stream may begin inside speech, when the noise is unknown. So the first frames wait until one is much quieter than another, as happens
-    within the first words, or until there are MOST_EARLY_FRAMES. Then all of them are judged by the level of the quietest one.
+    A stream may begin inside speech, when the level of the noise is unknown. So the first frames wait until one is much quieter than
+    another, as happens within the first words, or until there are MOST_EARLY_FRAMES. Then all of them are judged by the level of the
+    quietest one.
     """
 
     def __init__(self, turns: TurnDetection, rate: int, noise_db: float | None = None) -> None:
-        """`noise_db` is the level of the noise before the stream, if an earlier detector knows it."""
+        """`noise_db` is the level of the noise before the stream, if an earlier detector has found it."""
         self._turns = turns
         self._frame_bytes = 2 * rate * FRAME_MS // 1000
         self._above_db = LEAST_ABOVE_DB + turns.threshold * (MOST_ABOVE_DB - LEAST_ABOVE_DB)
@@ -68,7 +69,7 @@ class VoiceDetector:
     @property
     def kept_ms(self) -> int:
         """How much of the last audio may belong to speech that is found later, in milliseconds."""
-        num_frames = ONSET_OF + len(self._early or ()) + 1  # the last one is incomplete
+        num_frames = ONSET_OF + len(self._early or ()) + 1  # the last frame is incomplete
         return self._turns.prefix_ms + num_frames * FRAME_MS
 
     def feed(self, data: bytes) -> Iterator[Began | Ended]:
@@ -89,14 +90,14 @@ class VoiceDetector:
         self._early.append(level_db)
         is_known = max(self._early) > self._floor_db + self._above_db + CLEAR_DB
         if is_known or len(self._early) == MOST_EARLY_FRAMES:
-            # the quietest frame may be a weak part of speech, so the frames that waited need to be less far above it
+            # the quietest frame may be a weak part of speech, so half the distance above it suffices for the frames that waited
             above_db = self._above_db / 2 if is_known else self._above_db
             early, self._early = self._early, None
             for level_db in early:
                 yield from self._judged(level_db, above_db)
 
     def _judged(self, level_db: float, above_db: float) -> Iterator[Began | Ended]:
-        """Judge a frame. It is loud if it lies `above_db` above the noise. Yield where speech begins or ends."""
+        """Judge a frame: it is loud if its level lies `above_db` above the noise. Yield where speech begins or ends."""
         self._num_frames += 1
         now_ms = self._num_frames * FRAME_MS
         is_loud = level_db > self._floor_db + above_db

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from server.audio.sound import AudioError, Sound, floats, mono
 
 PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
-UNSTATED = 0xFFFFFFFF  # stands for a length that the writer did not know, such as ffmpeg writing to a pipe, or that `ds64` states
-UNFILLED = 0  # stands for the length in files of other writers that did not know it, such as GStreamer
+UNSTATED = 0xFFFFFFFF  # written in place of a length that is in the chunk `ds64`, or that the writer (such as ffmpeg to a pipe) lacked
+UNFILLED = 0  # written in place of a length that other writers, such as GStreamer, did not know
 MAGIC = (b"RIFF", b"RF64")
 BLOCK_FRAMES = 1 << 20  # frames decoded at a time
 
@@ -60,7 +60,7 @@ def _read(data: bytes) -> tuple[_Layout, memoryview]:
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
         at += 8
         if name == b"ds64":
-            long = int.from_bytes(data[at + 8 : at + 16], "little") or UNSTATED  # a pipe leaves 0
+            long = int.from_bytes(data[at + 8 : at + 16], "little") or UNSTATED  # 0 if ffmpeg wrote to a pipe
         elif name == b"fmt ":
             layout = _layout(data[at : at + size])
         elif name == b"data":
@@ -91,7 +91,7 @@ def _samples(layout: _Layout, frames: memoryview) -> NDArray[np.float32]:
 
 
 def _layout(chunk: bytes) -> _Layout:
-    """Return the layout that a chunk `fmt ` describes. Raise AudioError if it is damaged, or if its encoding is unknown."""
+    """Return the layout that a chunk `fmt ` describes. Raise AudioError if the chunk is damaged, or if the encoding is unknown."""
     if len(chunk) < 16:
         raise AudioError(f"its chunk `fmt ` has {len(chunk)} bytes; expected 16 or more")
     kind, channels, rate, bits = (int.from_bytes(chunk[a:b], "little") for a, b in ((0, 2), (2, 4), (4, 8), (14, 16)))

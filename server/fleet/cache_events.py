@@ -20,7 +20,7 @@ MOST_KEPT_BYTES = 32 << 20  # bytes of the batches of a model that can be replay
 Send = Callable[[bytes, int, bytes], None]  # topic, number, batch
 
 
-Pages = dict[int | None, set[int]]  # the hashes of the pages that can be found, by cache group; None: the model has only one group
+Pages = dict[int | None, set[int]]  # the hashes of the pages in a prefix cache, by cache group; None: the model has only one group
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +46,8 @@ class CacheEvents:
         most_kept_bytes: int = MOST_KEPT_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`name`: the name of this replica in the topics. `most_kept` and `most_kept_bytes` limit the batches that each model can
-        replay."""
+        """`name`: the name of this replica in the topics. `most_kept` and `most_kept_bytes` limit the batches of each model that are kept
+        for replays."""
         self._name = name
         self._send = send
         self._most_kept = most_kept
@@ -57,11 +57,12 @@ class CacheEvents:
         self._lock = threading.Lock()  # protects `kept` and `number` of the streams
 
     def source_of(self, model: str) -> CacheSource:
-        """Return a new listener for one worker of `model`. While a new version of the model replaces the old one, there are two of them."""
+        """Return a new listener for one worker of `model`. While a new version of the model replaces the old one, the model has two
+        listeners."""
         return CacheSource(self, model)
 
     def replay(self, first: int, topic: bytes | None = None) -> list[tuple[int, bytes]]:
-        """Return the batches from number `first` on that are still kept; none if the topic is unknown. Without a topic, return those of the
+        """Return the kept batches of a topic from number `first` on; none if the topic is unknown. Without a topic, return batches of the
         model whose stream began first."""
         with self._lock:
             found = (stream for stream in self._streams.values() if topic in (None, stream.topic))
@@ -69,8 +70,8 @@ class CacheEvents:
             return [] if stream is None else [(number, batch) for number, batch in stream.kept if number >= first]
 
     def changed(self, source: CacheSource, changes: Sequence[CacheChange]) -> None:
-        """Record changes of a worker's cache, and publish those that are changes for the whole model: a page is removed once no cache of
-        the model has it."""
+        """Record changes of a worker's cache, and publish those that are changes for the whole model: a page counts as removed once no
+        cache of the model has it."""
         stream = self._stream(source.model)
         entered = [_enter(stream, source, change) for change in changes]
         told = [change for change in entered if change is not None]
@@ -92,8 +93,8 @@ class CacheEvents:
             self._add(stream, wire.batch(told, self._clock()))
 
     def _stream(self, model: str) -> _Stream:
-        """Return the stream of a model, which begins if there is none. When one begins, the models that have no worker any more keep only
-        their last batch. A router that missed earlier ones sees the gap, as when it missed more batches than are kept."""
+        """Return the stream of a model. If there is none, begin one, and let the streams of models without a worker keep only their last
+        batch. A router that missed earlier batches sees the gap in the numbers, as if it had missed more batches than are kept."""
         if model not in self._streams:
             with self._lock:
                 for ended in (stream for stream in self._streams.values() if not stream.caches):
@@ -103,7 +104,7 @@ class CacheEvents:
         return self._streams[model]
 
     def _add(self, stream: _Stream, batch: bytes) -> None:
-        """Number a batch, keep it, and send it. Drop the oldest batches that are too many."""
+        """Number a batch, keep it, and send it. Drop the oldest batches beyond the limits."""
         with self._lock:
             number, stream.number = stream.number, stream.number + 1
             stream.kept.append((number, batch))
@@ -115,7 +116,7 @@ class CacheEvents:
 
 def _enter(stream: _Stream, source: CacheSource, change: CacheChange) -> CacheChange | None:
     """Record a change of one worker's cache. Return the resulting change for the whole model, or None if other caches of the model still
-    have all pages that this one has removed."""
+    have all pages that this cache has removed."""
     hashes = stream.caches.setdefault(source, {}).setdefault(change.group, set())
     match change:
         case PagesStored():
@@ -135,7 +136,7 @@ def _removed_everywhere(stream: _Stream, removed: PagesRemoved) -> PagesRemoved:
 
 @dataclass(slots=True, eq=False)
 class CacheSource:
-    """Listens to one worker. Implements `server.interfaces.CacheListener`."""
+    """Listens to the changes of one worker's cache. Implements `server.interfaces.CacheListener`."""
 
     events: CacheEvents
     model: str

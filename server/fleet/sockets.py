@@ -1,4 +1,4 @@
-"""The ZMQ sockets of cache events, as in vLLM: one publishes, one replays batches that a subscriber has missed.
+"""The ZMQ sockets of cache events, as in vLLM: one publishes the batches, the other one sends batches again that a subscriber has missed.
 
 The first socket sends messages (topic, number, batch). A request to the second is the number of the first batch that is wanted, and may be
 followed by a topic. Its answer is a message (number, batch) for each batch, and then one with the number -1. Numbers are big-endian, eight
@@ -31,8 +31,8 @@ class EventSockets:
     dropped."""
 
     def __init__(self, address: str, replay_address: str | None, replay: Replay) -> None:
-        """Bind the sockets. `replay` returns the batches from a number on, of one topic or of the first. `replay_address` None: no socket
-        replays. Raise zmq.ZMQError if an address cannot be bound."""
+        """Bind the sockets. `replay` is `CacheEvents.replay`. If `replay_address` is None, there is no socket for replays. Raise
+        zmq.ZMQError if an address cannot be bound."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._replay = replay
         self._thread: threading.Thread | None = None
@@ -56,7 +56,7 @@ class EventSockets:
     def close(self) -> None:
         """Close both sockets, and end the thread that replays."""
         self._publishing.close(linger=0)
-        self._context.term()  # the thread's call ends with ContextTerminated; this waits until the thread has closed its socket
+        self._context.term()  # raises ContextTerminated on the thread, and waits until the thread has closed its socket
 
     def _bound(self, kind: int, address: str) -> zmq.Socket[bytes]:
         """Return a socket bound to an address. Raise zmq.ZMQError if that fails."""
@@ -79,7 +79,8 @@ class EventSockets:
                 log.warning("a replay of cache events ended early: %s", error)
 
     def _answer(self, replaying: zmq.Socket[bytes], client: bytes, asked: list[bytes]) -> None:
-        """Send the batches that a client asks for, and then the end. A request of another form is logged and gets no answer."""
+        """Send the batches that a client asks for, and then the message with the number -1. A request of another form is logged and gets no
+        answer."""
         match asked:
             case [b"", first] if len(first) == NUMBER_BYTES:
                 topic = None

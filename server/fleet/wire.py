@@ -6,8 +6,8 @@
     ["BlockRemoved", [hash, ...], "GPU"]
     ["AllBlocksCleared"]
 
-vLLM's words: a block is a page, and "GPU" is the memory of the model's device. A model with several cache groups adds the group to its
-events; `BlockStored` then also says what the group keeps, and its window.
+vLLM's words: a block is a page, and "GPU" is the memory of the model's device. If a model has several cache groups, the group is added to
+both of the first two events; in `BlockStored`, two null values precede the group, and what it stores and its window follow.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _event(change: CacheChange) -> list[object]:
                 change.parent,
                 change.token_ids,
                 change.page_size,
-                None,  # number of an adapter
+                None,  # number of a LoRA adapter
                 DEVICE,
             ]
             if change.group is not None:

@@ -1,11 +1,11 @@
 """Cut an image into the crops that a model sees, as the image processors of transformers do.
 
 For Idefics3, the image is scaled so that its longer edge has a given number of pixels, then so that both edges are multiples of a crop's
-edge, and cut into crops. For InternVL, it is scaled to the grid of crops that fits its proportions best. For Llama 4, it lies on a canvas,
-which is cut into crops. In all three, a last crop shows the whole image. For Qwen2-VL, Pixtral and Gemma 4, the image is one crop, whose
-edges are multiples of the edge of the square that an image token stands for. LFM2-VL sees such a crop; before it, if the image is large, a
-grid of square tiles, which are crops, too. Other models see one crop of a fixed size: the whole image, or its middle. Pillow scales bytes
-with weights that are rounded to integers, so the pixels are the same on every machine.
+edge. For InternVL, it is scaled to the grid of crops that fits its proportions best. For Llama 4, it is put on a black canvas of whole
+crops. In these three cases, the result is cut into crops, and a last crop shows the whole image. For Qwen2-VL, Pixtral and Gemma 4, the
+image is one crop, whose edges are multiples of the edge of the square that an image token stands for. LFM2-VL sees such a crop; if the
+image is large, square tiles of it precede this crop, and are crops, too. Other models see one crop of a fixed size: the whole image, or its
+middle. Pillow scales bytes with weights that are rounded to integers, so the pixels are the same on every machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_CENTRE_RATIO = 64  # maximum ratio of the edges of an image that is scaled 
 class Plan:
     """How images are cut."""
 
-    crop_size: int  # pixels of an edge of a crop; if crops have any size, of a square of a crop
+    crop_size: int  # edge of a crop in pixels; if crops may have any size, edge of the squares that a crop consists of
     edge_tokens: int  # number of rows, and of columns, of image tokens for a square of crop_size pixels
     fit: Fit
     filter: int  # Pillow's number of the filter that scales images
@@ -52,8 +52,8 @@ class Plan:
 
 
 def crops_of(image: Image, plan: Plan) -> tuple[Shape, list[Crop]]:
-    """Return the shape of the grid of an image in RGB, and its crops: those of the grid, row by row, and last that of the whole image, if
-    the model sees it. Raise CuttingFault if one edge is too long for the model, compared to the other."""
+    """Return the shape of the grid of an image in RGB, and its crops: those of the grid, row by row, and last the crop of the whole image,
+    if the model sees one. Raise CuttingFault if the ratio of the edges is too large for the model."""
     edge, size = plan.crop_size, image.size
     match plan.fit:
         case Centre():
@@ -93,8 +93,8 @@ def _alone(image: Image, plan: Plan) -> tuple[Shape, list[Crop]]:
 
 
 def _with_whole(cut: Image, whole: Image, plan: Plan) -> tuple[Shape, list[Crop]]:
-    """Return the shape of the grid of crops that `cut` divides into, and these crops, followed by that of `whole`. If the grid has one
-    crop, return only that of `whole`."""
+    """Return the shape of the grid of crops that `cut` divides into, and these crops, followed by the crop of `whole`. If the grid has one
+    crop, return only the crop of `whole`."""
     edge = plan.crop_size
     shape = Shape(cut.height // edge, cut.width // edge)
     if shape == Shape(1, 1):
@@ -103,8 +103,8 @@ def _with_whole(cut: Image, whole: Image, plan: Plan) -> tuple[Shape, list[Crop]
 
 
 def _on_canvas(image: Image, fit: Canvas, plan: Plan) -> tuple[Shape, list[Crop]]:
-    """Return the shape and the crops of the canvas on which an image fits best, and the crop of the whole image, whose proportions are
-    lost. For a canvas of one crop, return only that crop."""
+    """Return the shape and the crops of the canvas on which an image fits best, and the crop of the whole image, stretched to a square. For
+    a canvas of one crop, return only that crop."""
     edge = plan.crop_size
     shape = best_canvas(image.size, edge, fit.most_crops, enlarges=fit.enlarges) if fit.splits else Shape(1, 1)
     canvas = shape.columns * edge, shape.rows * edge
@@ -117,8 +117,8 @@ def _on_canvas(image: Image, fit: Canvas, plan: Plan) -> tuple[Shape, list[Crop]
 
 
 def _mixed(image: Image, fit: Mixed, plan: Plan) -> tuple[Shape, list[Crop]]:
-    """Return the shape of the grid and the tiles of an image, if it is large, and the crop of the whole image in its proportions, if the
-    model sees it. If the image is not divided, return only that crop."""
+    """Return the shape of the grid of a large image, its tiles, and the crop of the whole image in its proportions, if the model sees one.
+    For an image that is not divided into tiles, return only the crop of the whole image."""
     edge = plan.crop_size
     size = free_size(image.size, edge, fit.least_pixels, fit.most_pixels, least_edge=edge)
     is_large = prod(nearest_size(image.size, edge, edge)) > fit.unsplit_pixels

@@ -19,7 +19,7 @@ PATIENCE_S = 60.0  # seconds to wait for an answer of the process that decodes
 @dataclass(frozen=True, slots=True)
 class Picture:
     """An image as a model sees it: the crops of a grid of `rows` times `columns`, if there is one, then a crop of the whole image, if the
-    model sees it."""
+    model sees one."""
 
     rows: int
     columns: int
@@ -35,14 +35,15 @@ class ImageDecoder:
     """Decodes images, and limits the pixels that requests hold."""
 
     def __init__(self, most_pixels: int, most_held_bytes: int, fetcher: Fetcher) -> None:
-        """An image may have `most_pixels` pixels. Once requests hold `most_held_bytes` of pixels together, no more images are decoded."""
+        """An image may have at most `most_pixels` pixels. Once requests hold `most_held_bytes` of pixels together, no more images are
+        decoded."""
         self.held = HeldBytes(most_held_bytes, names="images", setting="max_held_image_bytes", refused=IMAGE_NOT_DECODED)
         self._fetcher = fetcher
         self._calls = FileCalls(Decoding(most_pixels), Outcome, PATIENCE_S, invalid=INVALID_IMAGE, not_decoded=IMAGE_NOT_DECODED)
 
     async def decode(self, url: str, plan: Plan, param: str) -> Picture:
-        """Return the image in a `data:` URL, or at a URL of a host that the operator allows, and count its pixels. Raise ApiError if it
-        cannot be fetched or decoded, or if requests hold too many pixels. `param` is the field with the URL."""
+        """Return the image in a `data:` URL, or at a URL of a host that the operator allows, and count its pixels. Raise ApiError if the
+        image cannot be fetched or decoded, or if requests hold too many pixels. `param` is the field with the URL."""
         self.held.require_room(param)
         given = await self._fetcher.given(url, param)
         file = File(given, plan) if isinstance(given, str) else File("", plan, given)

@@ -25,7 +25,7 @@ MODULES = (  # modules that Pillow may need for these formats; they are imported
     *("PngImagePlugin", "JpegImagePlugin", "MpoImagePlugin", "GifImagePlugin", "WebPImagePlugin", "TiffImagePlugin"),
     *("ImageFile", "ImageChops", "ImageColor", "ImageMath", "ImagePalette", "ImageSequence", "ImageFilter"),
 )
-ORIENTATION = 0x0112  # tag of EXIF. Only this one is decoded: others may be damaged
+ORIENTATION = 0x0112  # EXIF tag of the orientation. No other tag is decoded, because others may be damaged
 TURNS = {  # Pillow's names of the transpositions that make an image upright, by its EXIF orientation
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -39,7 +39,8 @@ REMEDY = f"images need a package that is not installed; the operator can add it:
 
 
 def begins_image(data: bytes) -> bool:
-    """Return whether a file begins like one of the formats that are read. WebP shares its beginning with WAV, and names itself later."""
+    """Return whether a file begins like one of the formats that are read. WebP and WAV files begin with the same bytes, and differ from
+    byte 8 on."""
     return any(data.startswith(start) for start in FORMATS.values()) and data[8:12] != b"WAVE"
 
 
@@ -48,7 +49,7 @@ class ImageFault(ValueError):
 
 
 class File(msgspec.Struct, frozen=True):
-    """The work of a call."""
+    """The work of a call: an image to decode and to cut."""
 
     text: str  # the file in base64
     plan: Plan
@@ -98,8 +99,8 @@ class Decoding:
 
 
 def _opened(data: bytes, most_pixels: int) -> Image:
-    """Return the first frame of an image in RGB, upright. Transparent places are white. Raise ImageFault if it cannot be decoded or is too
-    large, or if Pillow is not installed."""
+    """Return the first frame of an image in RGB, upright. Transparent places are white. Raise ImageFault if the image cannot be decoded or
+    is too large, or if Pillow is not installed."""
     if not begins_image(data):
         raise ImageFault(f"it begins with {data[:4]!r}; expected a file of {', '.join(FORMATS)}")
     try:
@@ -123,14 +124,15 @@ def _opened(data: bytes, most_pixels: int) -> Image:
 
 
 def _upright(image: Image) -> Image:
-    """Return an image turned as its metadata say, or as it is if they say nothing or are damaged, as in browsers."""
+    """Return an image turned according to its metadata. As in browsers, do not turn it if the metadata are damaged or have no
+    orientation."""
     from PIL import Image as images
 
     try:
         turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
     except MemoryError:
         raise
-    except Exception:  # Pillow raises errors of any kind for them
+    except Exception:  # Pillow raises errors of any kind for damaged metadata
         return image
     return image if turn is None else image.transpose(images.Transpose[turn])
 
@@ -148,7 +150,7 @@ def _opaque(image: Image) -> Image:
 
 
 def _of_bytes(image: Image) -> Image:
-    """Return a grey image of 16 bits in 8 bits. Take the higher byte, as browsers do, and as Pillow does for colours."""
+    """Convert a grey image from 16 bits per pixel to 8. Take the higher byte, as browsers do, and as Pillow does for colours."""
     from PIL import ImageMath
 
     wide = image.convert("I")

@@ -1,11 +1,12 @@
 """Write the image tokens of images into the prompt of a vision model.
 
 A marker stands for an image until the prompt is rendered (`server/text/media.py`): the text of the image token or, if the model has a token
-that begins an image, the text of that token. Then each marker becomes the tokens of the image's crops, as the model was trained:
+that begins an image, the text of that token. Then each marker becomes the tokens of the image's crops, in the form that the model was
+trained with:
 
     Idefics3, SmolVLM   for each crop AROUND, its row and column, its image tokens; a line break after each row of crops; the whole image
     LFM2-VL             a token with the row and column before each tile of a large image, and THUMBNAIL before the whole image
-    Llama 4             the image tokens of each crop, BESIDE between two crops of a row, BELOW after each row; the marker; the whole
+    Llama 4             the image tokens of each crop, BESIDE between two crops of a row, BELOW after each row; the marker; the whole image
     other models        the image tokens of all crops, with texts before, after and between the rows of tokens that the family defines
 """
 
@@ -48,7 +49,7 @@ class Sight:
         return self.markers.marker
 
     def plan(self, detail: str | None) -> Plan:
-        """Return how an image is cut. `detail` is how finely the client wants it to be seen."""
+        """Return how an image is cut. `detail` is the resolution that the client asks for, such as `low`."""
         return plan_of(self.vision, detail)
 
     def written(self, picture: Picture) -> str:
@@ -70,7 +71,7 @@ class Sight:
         return "".join(rows) + ("\n" if rows else "") + f"{AROUND}{WHOLE}{tokens}{AROUND}"
 
     def _on_canvas(self, picture: Picture) -> str:
-        """Return the tokens of an image for Llama 4. All crops have the same number of them."""
+        """Return the tokens of an image for Llama 4. All crops have the same number of tokens."""
         begin, end = self.vision.around
         tokens = self.image_text * picture.crops[-1].num_tokens
         return f"{begin}{(BESIDE.join([tokens] * picture.columns) + BELOW) * picture.rows}{self.marker}{tokens}{end}"
@@ -84,8 +85,8 @@ class Sight:
 
 
 def texts_of(image_token: int, marker: str, tokenizer: Tokenizer) -> tuple[str, Markers] | None:
-    """Return the text of the image token and the markers, or None if the vocabulary lacks one of them. The marker is empty if it is the
-    image token."""
+    """Return the text of the image token and the markers, or None if the vocabulary lacks one of them. `marker` is empty if the image token
+    itself is the marker."""
     image = tokenizer.special_texts.get(image_token, b"").decode(errors="replace")
     has_marker = not marker or marker.encode() in tokenizer.special_texts.values()
     if not image or not has_marker:
@@ -97,6 +98,6 @@ def texts_of(image_token: int, marker: str, tokenizer: Tokenizer) -> tuple[str, 
 
 
 def plan_of(vision: Vision, detail: str | None = None) -> Plan:
-    """Return how an image is cut. With detail `low`, it is one crop, or has fewer pixels."""
+    """Return how an image is cut. With detail `low`, an image is one crop, or is scaled to fewer pixels."""
     fit = vision.fit.low(vision.crop_size) if detail == "low" else vision.fit
     return Plan(vision.crop_size, vision.edge_tokens, fit, vision.filter)

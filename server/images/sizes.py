@@ -60,7 +60,7 @@ def divisible_size(size: Size, crop_size: int) -> Size:
 
 def best_grid(size: Size, edge: int, most_crops: int, least_crops: int = 1) -> Shape:
     """Return the grid of `least_crops` to `most_crops` crops whose proportions are nearest to those of the image, or 1 x 1 if there is no
-    such grid. Of two equally near ones, return the larger one if the image has more than half as many pixels as that one."""
+    such grid. Of two equally near grids, return the larger one if the image has more than half as many pixels as that grid."""
     width, height = size
     shapes = ((columns, rows) for columns in range(1, most_crops + 1) for rows in range(1, most_crops // columns + 1))
     best, nearest = Shape(1, 1), float("inf")
@@ -73,9 +73,9 @@ def best_grid(size: Size, edge: int, most_crops: int, least_crops: int = 1) -> S
 
 def free_size(size: Size, edge: int, least_pixels: int, most_pixels: int, *, least_edge: int = 0, enlarges_edges: bool = False) -> Size:
     """Return the multiples of `edge` that are nearest to the edges of an image, and at least `least_edge`. If the result has too many
-    pixels, the image is scaled to `most_pixels` and its edges are rounded down; if too few, to `least_pixels`, and rounded up. With
-    `enlarges_edges`, an image that is narrower than `edge` is first enlarged. Raise CuttingFault if one edge is more than MOST_RATIO times
-    as long as the other."""
+    pixels, the image is scaled to `most_pixels` instead, and its edges are rounded down. If it has too few, the image is scaled to
+    `least_pixels`, and its edges are rounded up. With `enlarges_edges`, an image that is narrower than `edge` is first enlarged. Raise
+    CuttingFault if one edge is more than MOST_RATIO times as long as the other."""
     width, height = size
     if max(size) > MOST_RATIO * min(size):
         raise CuttingFault(f"it has {width} x {height} pixels; expected edges of which none is {MOST_RATIO} times as long as the other")
@@ -99,7 +99,7 @@ def nearest_size(size: Size, edge: int, least_edge: int) -> list[int]:
 
 def filled_size(size: Size, edge: int, most_pixels: int) -> Size:
     """Scale the size of an image until it has `most_pixels`, and round both edges down to multiples of `edge`. If an edge becomes 0, return
-    one line of squares, as many as the ratio of the edges, if `most_pixels` allows."""
+    one line of as many squares as the ratio of the edges, or as `most_pixels` allows if that is less."""
     factor, most = sqrt(most_pixels / prod(size)), max(1, most_pixels // edge**2)
     width, height = (floor(factor * length / edge) for length in size)
     if not width:
@@ -136,9 +136,9 @@ def naflex_size(size: Size, edge: int, most_squares: int) -> Size:
 
 
 def best_canvas(size: Size, edge: int, most_crops: int, *, enlarges: bool = False) -> Shape:
-    """Return the rows and columns of crops of the best canvas for an image. If some canvases are large enough for the whole image, that is
-    the one on which the image is enlarged least (`enlarges`: most); otherwise the one on which it is reduced least. Of equally good
-    canvases, return the smallest."""
+    """Return the rows and columns of crops of the best canvas for an image. If some canvases are large enough for the whole image, the best
+    one is that on which the image is enlarged least (if `enlarges`: most). Otherwise it is that on which the image is reduced least. Of
+    equally good canvases, return the smallest."""
     width, height = size
     shapes = [Shape(rows, number // rows) for number in range(most_crops, 0, -1) for rows in range(1, number + 1) if not number % rows]
     scales = [_single(min(shape.rows * edge / height, shape.columns * edge / width)) for shape in shapes]
@@ -148,13 +148,13 @@ def best_canvas(size: Size, edge: int, most_crops: int, *, enlarges: bool = Fals
 
 
 def _single(number: float) -> float:
-    """Round a number to a 32-bit float. transformers compares such scales, and more of them are equal."""
+    """Round a number to a 32-bit float. transformers compares scales as such floats, and more scales are then equal."""
     return struct.unpack("f", struct.pack("f", number))[0]
 
 
 def size_within(size: Size, most: Size) -> Size:
     """Return the largest size in the proportions of an image that is not larger than `most`. As in transformers, a scale that reduces the
-    image is a 32-bit float."""
+    image is rounded to a 32-bit float."""
     across, down = (_single(room / length) if room < length else room / length for room, length in zip(most, size, strict=True))
     is_wide = _single(across) < _single(down) if min(across, down) < 1 else across < down
     if is_wide:
@@ -163,5 +163,6 @@ def size_within(size: Size, most: Size) -> Size:
 
 
 def _scaled(length: int, factor: float) -> int:
-    """Return a length times a factor, rounded down. If the factor reduces it, the product is a 32-bit float, as in transformers."""
+    """Return a length times a factor, rounded down. If the factor is below 1, the product is first rounded to a 32-bit float, as in
+    transformers."""
     return floor(_single(length * factor) if factor < 1 else length * factor)

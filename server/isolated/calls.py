@@ -1,7 +1,7 @@
 """Call a job that runs in the process of `server.isolated.process`, so that its work never runs on the event loop.
 
-The work comes from outside, so the kernel limits it. A call has no side effects, so a call whose process was killed from outside, or did
-not answer in time, is made again.
+The work is data from outside, so the kernel limits the time and the memory of a call. A call has no side effects, so a call whose process
+was killed from outside, or did not answer in time, is made again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMAND = command("server.isolated.process")
 MAX_AT_ONCE = 8  # largest number of calls at a time
 MOST_ASKED = 30  # largest number of tries until a process accepts a call
 CHUNK_BYTES = 1 << 20
-RESULT = HEAD_BYTES + 1 + LENGTH_BYTES  # where the result begins in an answer
+RESULT = HEAD_BYTES + 1 + LENGTH_BYTES  # index of the first byte of the result in an answer
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a call can start no threads
 
 
@@ -39,7 +39,7 @@ class Calls:
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
 
     def start(self) -> None:
-        """Start the process if none runs. It prepares the job while the caller does something else. If the system has no process or no
+        """Start the process if none runs. The process prepares the job while the caller continues. If the system has no process or no
         descriptor now, the first call tries again."""
         with suppress(OSError):
             self._started()
@@ -57,14 +57,14 @@ class Calls:
                 return runner.run(self._called(work))
 
         try:
-            with ThreadPoolExecutor(1) as thread:  # the caller's thread may run an event loop, which can hold no second one
+            with ThreadPoolExecutor(1) as thread:  # a thread runs at most one event loop, and the caller's may run one already
                 return thread.submit(run).result()
         except (OSError, RuntimeError) as error:  # the system has no descriptor or no thread for the call
             raise CallError(Failure.NO_FORK, getattr(error, "strerror", None) or str(error)) from error
 
     async def _called(self, work: bytes) -> bytearray:
         """Make the call. Make it once more if its process was killed from outside or did not answer in time, and up to MOST_ASKED times if
-        no process takes it. Raise CallError if that does not help, or if the call failed."""
+        no process accepts it. Raise CallError if there is still no answer, or if the call failed."""
         num_killed = num_late = 0
         for _ in range(MOST_ASKED):
             try:
@@ -83,8 +83,8 @@ class Calls:
         raise CallError(Failure.KILLED if num_killed == 2 else Failure.NOT_TAKEN)
 
     async def _ask(self, work: bytes) -> bytearray | None:
-        """Send the work to a fork. Return the head and the fork's answer, the head and at most a part of the answer if the fork was killed,
-        b"" if no fork took the work, or None if there was no answer in time."""
+        """Send the work to a fork. Return the head (HEAD_BYTES) and the fork's answer, the head and at most a part of the answer if the
+        fork was killed, b"" if no fork took the work, or None if there was no answer in time."""
         near, far = socket.socketpair()
         answer = bytearray()
         try:
@@ -109,7 +109,7 @@ class Calls:
             return bytearray()
         except TimeoutError:
             if pid := taker(answer):
-                process.end_fork(pid)  # only this one: other forks run other calls
+                process.end_fork(pid)  # only this fork: other forks run other calls
             else:
                 process.end()
             return None
@@ -117,14 +117,14 @@ class Calls:
             writer.transport.abort()
 
     def _started(self) -> _Process:
-        """Return the process, which is started if none runs."""
+        """Return the process. Start it if none runs."""
         if self._process is None or not self._process.is_alive:
             self._process = _Process(self._job)
         return self._process
 
 
 def _is_whole(answer: bytearray) -> bool:
-    """Return whether the fork has said how the call ended. A fork that was killed may have sent a part of its result."""
+    """Return whether an answer says how the call ended. A fork that was killed may have sent a part of its result."""
     if len(answer) > HEAD_BYTES and answer[HEAD_BYTES] == Said.DONE:
         return len(answer) >= RESULT and len(answer) - RESULT >= _length(answer)
     return len(answer) > HEAD_BYTES
@@ -170,11 +170,11 @@ class _Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs, and was not ended."""
+        """Whether the process runs, and `end` was not called."""
         return self.end.alive and self._process.poll() is None
 
     def hand_over(self, fd: int) -> bool:
-        """Send a descriptor to the process. Return False if it has ended."""
+        """Send a descriptor to the process. Return False if the process has ended."""
         try:
             socket.send_fds(self._control, [b"\0"], [fd])
         except OSError:
@@ -182,7 +182,8 @@ class _Process:
         return True
 
     def end_fork(self, pid: int) -> None:
-        """End one fork. Its id comes from the fork itself, which runs work from outside, so check that it is one."""
+        """End one fork. The fork has sent `pid`, and runs work from outside, so do nothing unless `pid` belongs to a fork of this
+        process."""
         with suppress(ProcessLookupError, OverflowError):  # no process has an id above 2**31 - 1
             if pid != self._process.pid and os.getpgid(pid) == self._process.pid:
                 os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """A timer that sends SIGPROF after a given CPU time of this process, also during native code. By default that signal ends the process.
 
-`signal.setitimer` counts ticks of the kernel. On a busy machine it counted 1.6 times the CPU time of a process. This timer uses the
+`signal.setitimer` counts ticks of the kernel, which on a busy machine added up to 1.6 times the CPU time of a process. This timer uses the
 scheduler's own count, as `time.process_time` does.
 """
 
@@ -33,7 +33,7 @@ class _Spec(ctypes.Structure):
 
 _libc = ctypes.CDLL(None, use_errno=True)
 if not hasattr(_libc, "timer_create"):
-    _libc = ctypes.CDLL("librt.so.1", use_errno=True)  # has the timer functions before glibc 2.34
+    _libc = ctypes.CDLL("librt.so.1", use_errno=True)  # this library has the timer functions before glibc 2.34
 
 
 class CpuTimer:
@@ -50,7 +50,7 @@ class CpuTimer:
         self._set(_Spec(left_s=whole, left_ns=max(int((seconds - whole) * 1e9), 1)))
 
     def stop(self) -> None:
-        """Send no signal."""
+        """Stop the timer, so that it sends no signal."""
         self._set(_Spec())
 
     def _set(self, spec: _Spec) -> None:

@@ -1,4 +1,4 @@
-"""Decode files that clients send, each in a call of a job, and put every failure into the words of a client's error."""
+"""Decode files that clients send, each in a call of a job, and turn every failure into an error for the client."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ class FileCalls(Generic[T]):
     """Decodes files by calls of one job."""
 
     def __init__(self, job: Job, answer: type[T], patience_s: float, *, invalid: ErrorKind, not_decoded: ErrorKind) -> None:
-        """`answer` is the struct with which the job answers. `invalid` says that the file is at fault, `not_decoded` that the server is."""
+        """`answer` is the struct with which the job answers. `invalid` is the kind of the error if the file is at fault, `not_decoded` if
+        the server is."""
         self._calls = Calls(job, patience_s)
         self._job = job
         self._answer = answer
         self._invalid, self._not_decoded = invalid, not_decoded
 
     async def decode(self, file: msgspec.Struct, param: str) -> T:
-        """Return the job's answer. Raise ApiError if the file cannot be decoded. `param` is the field with the file."""
+        """Return the job's answer. Raise ApiError if the file cannot be decoded. `param` is the request's field with the file."""
         try:
             found = msgspec.msgpack.decode(await self._calls.call(msgspec.msgpack.encode(file)), type=self._answer)
         except CallError as error:
@@ -61,7 +62,7 @@ class FileCalls(Generic[T]):
         return found
 
     def _described(self, error: CallError, param: str) -> ApiError:
-        """Return the client's error for a call that failed."""
+        """Return the error for the client if a call has failed."""
         if error.failure in (Failure.TOO_LARGE, Failure.STOPPED):
             most = f"{self._job.call_s:g} s of CPU time or {self._job.call_bytes >> 20} MiB"
             return ApiError(self._invalid, f"{param} cannot be decoded: it takes more than {most}", param=param)

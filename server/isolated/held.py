@@ -17,7 +17,7 @@ class Held(Protocol):
 
 
 class HeldBytes:
-    """The pixels or samples that requests hold. A request keeps them while it runs or waits, because it is sent to another worker if its
+    """The pixels or samples that requests hold. A request keeps them while it runs or waits, because they are sent to another worker if its
     worker dies."""
 
     def __init__(self, most_bytes: int, *, names: str, setting: str, refused: ErrorKind) -> None:
@@ -34,7 +34,8 @@ class HeldBytes:
             raise ApiError(self._refused, f"{param} was not decoded, because {held}; try again later", param=param)
 
     def hold(self, parts: Sequence[Held], param: str) -> None:
-        """Count the parts of a decoded file until they are freed. Raise ApiError if other files took the room while it was decoded."""
+        """Count the parts of a decoded file until they are freed. Raise ApiError if requests hold too much, because other files were
+        decoded meanwhile."""
         self.require_room(param)
         for part in parts:
             self._count(part.num_bytes)

@@ -4,7 +4,8 @@
 
 This process prepares the job once. Each call is a fork, so that the kernel limits its time and memory, and can end it during an operation.
 A fork cannot open files or sockets or start processes. Its environment is that of the front, from which `deploy/secrets.py` has removed the
-secrets. One fork always waits, confined already, and takes the next call from the front itself, so an ordinary call waits for no fork.
+secrets. One fork, whose limits are set already, always waits, and receives the next call directly from the front, so that an ordinary call
+does not wait until a fork has started.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from server.isolated.job import Job, Said, done, taken
 from server.isolated.limits import bound, bound_memory
 
 TAKEN, GONE = bytes([Said.TAKEN]), b"\0"  # what a fork tells this process: it has begun a call, or the front is gone
-ORDINARY_S = 0.005  # an ordinary call takes a fifth of this
+ORDINARY_S = 0.005  # seconds to wait for the end of a call before the next fork starts; an ordinary call takes a fifth of this
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
     control = socket.socket(fileno=0)
     with os.fdopen(_received(control)[0], "rb") as recipe:
         job: Job = pickle.load(recipe)
-    warnings.simplefilter("ignore")  # decoders warn of damaged files: clients would fill the log, and a log that nobody reads stops a call
+    warnings.simplefilter("ignore")  # decoders warn of damaged files: clients could fill the log, or block a call whose log nobody reads
     limit = CpuTimer()
     limit.start(job.prepare_s)
     job.prepare()
@@ -52,8 +53,8 @@ def main() -> None:
 
 
 def _next_fork(control: socket.socket, job: Job) -> bytes:
-    """Start a fork that waits for one call. Return what it says when it stops waiting: TAKEN, GONE, or nothing if it was killed. If no fork
-    can be started, wait for the call here, and answer it with NO_FORK."""
+    """Start a fork that waits for one call. Return what the fork says when it stops waiting: TAKEN, GONE, or nothing if it was killed. If
+    no fork can be started, wait for the call here, and answer it with NO_FORK."""
     reading, writing = os.pipe()
     try:
         if os.fork() == 0:
@@ -98,7 +99,7 @@ def _serve(control: socket.socket, parent: int, job: Job) -> None:
         _tell_end(0)
         _send(0, taken(os.getpid()))
         answer = _answer(0, job)
-        signal.signal(signal.SIGPROF, signal.SIG_IGN)  # the call has ended: its answer is sent as a whole
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)  # the call has ended, so its limit of CPU time must not cut off the answer
         _send(0, answer)
         os.close(0)  # before this fork ends, because freeing its memory takes time
     except ConnectionError:
@@ -139,20 +140,20 @@ def _confine(job: Job) -> None:
 
 def _tell_end(fd: int) -> None:
     """Let this process write to a descriptor why it ends, when its CPU time is over or it crashes. So the front knows that a fork which
-    says nothing was killed from outside. Handlers of Python would not run during native code."""
+    says nothing was killed from outside. `faulthandler` does this, because handlers in Python do not run during native code."""
     faulthandler.enable(fd, all_threads=False)
     faulthandler.register(signal.SIGPROF, fd, all_threads=False, chain=True)
 
 
 def _end_with_peer(fd: int, *, is_on: bool) -> None:
-    """From now on (`is_on`), or no longer, end this process when the front closes the connection, because nobody needs the answer then.
-    SIGIO also announces arriving data, and on a busy machine it may come only after the data was read. So the handler checks whether the
-    connection is closed."""
+    """If `is_on`, let this process end when the front closes the connection, because nobody needs the answer then. Otherwise let it
+    continue. SIGIO also announces arriving data, and on a busy machine the signal may come only after the data was read. So the handler
+    checks whether the connection is closed."""
 
     def end_if_closed(*_: object) -> None:
         peer = socket.socket(fileno=fd)
         try:
-            peer.send(b"")  # poll is not allowed under RLIMIT_NOFILE
+            peer.send(b"")  # poll fails if RLIMIT_NOFILE is 0
         except ConnectionError:
             os._exit(0)
         finally:

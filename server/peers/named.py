@@ -26,15 +26,15 @@ class Giver(msgspec.Struct, frozen=True, omit_defaults=True):
 
     host: str
     port: int
-    computes: bool = False  # whether it is to compute the prompt first
+    computes: bool = False  # whether the server is to compute the prompt first
 
 
 GIVER: ContextVar[Giver | None] = ContextVar("giver", default=None)  # the server that the header of the current task's request names
 
 
 def named(header: str, key: str | None) -> Giver | None:
-    """Return the server that an ingress names. Return None if this server has no ingress key, or if the header does not have it. If the
-    rest of the header has another form, log a warning and return None."""
+    """Return the server that an ingress names. Return None if this server has no ingress key, or if the header does not have this key. If
+    the rest of the header is malformed, log a warning and return None."""
     given, _, value = header.partition(" ")
     if key is None or not hmac.compare_digest(given.encode(), key.encode()):
         return None

@@ -23,8 +23,8 @@ Arrival = Offer | bytes | None  # None: nothing follows
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection for one request. In HTTP/1.0 the answer ends when the connection ends, so the other server states no lengths of chunks,
-    which this one would have to trust."""
+    """A connection for one request. In HTTP/1.0 the answer ends when the connection ends, so the other server sends no lengths of chunks,
+    which this server would have to trust."""
 
     _http_vsn = 10
     _http_vsn_str = "HTTP/1.0"
@@ -60,7 +60,7 @@ class Transfer:
                 self.arrivals.get_nowait()
 
     def _run(self) -> None:
-        """Receive the pages, and then put None into the queue. If the transfer fails, set `fault` before. This runs on the thread."""
+        """Receive the pages, and then put None into the queue. If the transfer fails, set `fault` first. This runs on the thread."""
         try:
             self._exchange()
         except PeerFault as error:
@@ -78,7 +78,7 @@ class Transfer:
         with closing(_Connection(self.giver.host, self.giver.port, timeout=CONNECT_S)) as connection:
             connection.connect()
             self._socket = plain = connection.sock
-            if self._is_cancelled:  # before there was a socket to shut down
+            if self._is_cancelled:  # `cancel` was called before there was a socket to shut down
                 return
             plain.settimeout(self._left_s)
             connection.request("POST", PATH, body, headers)
@@ -90,14 +90,14 @@ class Transfer:
                 self._read(answer, plain)
 
     def _read(self, answer: http.client.HTTPResponse, plain: socket.socket) -> None:
-        """Put the frames of an answer into the queue: first the offer, then pages. Raise PeerFault if one is not valid. Return early if the
-        transfer is cancelled."""
+        """Put the frames of an answer into the queue: first the offer, then pages. Raise PeerFault if a frame is not valid. Return early if
+        the transfer is cancelled."""
         number = 0
         while head := answer.read(HEAD.size):
             if len(head) < HEAD.size:
                 raise PeerFault("it ended in the middle of a frame")
             size, proof = HEAD.unpack(head)
-            if size > self.ask.most_frame_bytes:  # nothing proves the length before the whole frame is here
+            if size > self.ask.most_frame_bytes:  # the length is not proved until the whole frame has arrived
                 raise PeerFault(f"it announces a frame of {size} bytes; expected at most {self.ask.most_frame_bytes}")
             payload = answer.read(size)
             if len(payload) < size:
@@ -115,7 +115,7 @@ class Transfer:
         return max(self.end_s - time.monotonic(), 0.001)
 
     def _put(self, arrival: Arrival) -> None:
-        """Put an arrival into the queue, once it has room, unless the transfer is cancelled."""
+        """Put an arrival into the queue, once the queue has room, unless the transfer is cancelled."""
         while not self._is_cancelled:
             with suppress(queue.Full):
                 self.arrivals.put(arrival, timeout=0.05)
@@ -123,7 +123,7 @@ class Transfer:
 
 
 def _offer_in(payload: bytes) -> Offer:
-    """Return the offer in a frame. Raise PeerFault if it is none."""
+    """Return the offer in a frame. Raise PeerFault if the frame has none."""
     try:
         return decode_offer(payload)
     except msgspec.MsgspecError as error:

@@ -1,12 +1,12 @@
-"""The protocol by which one server asks another for the cache pages of a prompt. Both prove that they know a secret.
+"""The protocol by which one server asks another for the cache pages of a prompt. Both servers prove that they know a secret.
 
     taker -> giver    POST /internal/pages: an Ask as JSON; the header `x-relaxserve-peer` has the digest of the body and its proof
     giver -> taker    a stream of frames: an Offer as MessagePack, then the pages that it names
 
 A frame is four little-endian bytes with the length of its payload, a proof, and the payload. A proof is a keyed BLAKE2b hash. The proof of
 a frame covers the payload, the nonce of the Ask and the number of the frame, so frames of other answers fail the check. An Ask states when
-it was sent, and is refused if that is too long ago or too far in the future. A page is the bytes that `KVPool.read_page` returns. An Ask
-names pages by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
+it was sent, and is refused if that time is too long ago or too far in the future. A page is the bytes that `KVPool.read_page` returns. An
+Ask names pages by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]  # how long the taker waits
     sent_s: float  # seconds since 1970 by the taker's clock
     prompt_ids: bytes = b""  # tokens as little-endian i32, if the giver is to compute the prompt first
-    # with these, the giver computes the prompt as for the request of the taker
+    # with the next three fields, the giver computes the prompt as it would for the taker's request
     cache_salt: str = ""
     fairness_key: str = ""
     priority: int = 0
@@ -62,12 +62,12 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def most_frame_bytes(self) -> int:
-        """The largest frame of an answer: a giver sends one as soon as it has FRAME_BYTES."""
+        """The largest frame of an answer: a giver sends a frame as soon as the frame has FRAME_BYTES."""
         return FRAME_BYTES + max(self.page_bytes, default=0)
 
     def fault(self, now_s: float) -> str:
-        """Return why an ask is refused for the time at which it was sent: it is too old, or too far in the future. Return "" if neither is
-        so. Without this check, whoever has recorded an ask could send it again at any time."""
+        """Return why the time at which an ask was sent is not valid: it is too long ago, or too far in the future. Return "" if it is
+        valid. Without this check, whoever has recorded an ask could send it again at any time."""
         age_s = now_s - self.sent_s
         if -SKEW_S <= age_s <= self.limit_s + SKEW_S:
             return ""
@@ -76,7 +76,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The giver's answer: which pages follow. The taker needs them to continue the prompt after `num_tokens` tokens."""
+    """The giver's answer: which pages follow. The taker needs these pages to continue the prompt after `num_tokens` tokens."""
 
     num_tokens: Count
     firsts: tuple[Count, ...]  # for each cache group, the index of the first page that follows
@@ -89,12 +89,12 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PeerFault(Exception):
-    """The other server did not send what was asked for. The message says why."""
+    """Raised if the other server has not sent the pages that this server asked for. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proofs:
-    """Makes and checks the proofs of what servers with the same secret send each other."""
+    """Makes and checks the proofs of the messages between servers that have the same secret."""
 
     secret: str = field(repr=False)
 
@@ -104,7 +104,8 @@ class Proofs:
         return f"{digest} {self._of(b'ask', digest.encode()).hex()}"
 
     def proves(self, header: str) -> bool:
-        """Return whether the sender of an Ask knows the secret, before its body is read: the proof covers the digest of the body."""
+        """Return whether the sender of an Ask knows the secret. This works before the body is read, because the proof covers the digest of
+        the body."""
         found = FORM.fullmatch(header)
         return found is not None and hmac.compare_digest(self._of(b"ask", found[1].encode()).hex(), found[2])
 
@@ -136,7 +137,7 @@ def digest_of(body: bytes) -> str:
 
 
 def digests_in(data: bytes) -> list[bytes]:
-    """Return the digests that an Ask has one after the other. An incomplete one at the end is left out."""
+    """Return the digests that an Ask has one after the other. An incomplete digest at the end is left out."""
     return [data[at : at + DIGEST_BYTES] for at in range(0, len(data) - DIGEST_BYTES + 1, DIGEST_BYTES)]
 
 

@@ -8,24 +8,24 @@ from dataclasses import dataclass, replace
 
 from server.speech.words import MOST_WORDS, TimedWords, Word
 
-BEYOND_S = 0.5  # a first or last word that reaches further beyond its segment is cut off at the segment's bound
+BEYOND_S = 0.5  # a first or last word that reaches more than this beyond its segment is cut off at the segment's bound
 PAUSE_WORDS = 4  # a pause lasts longer than this many typical words
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment of a window, with times of the recording."""
+    """A segment of a window, with times counted from the beginning of the recording."""
 
     start_s: float
     end_s: float
     token_ids: tuple[int, ...]
-    num_texts: int  # number of its tokens that are text
+    num_texts: int  # number of tokens in `token_ids` that are text
     words: tuple[Word, ...] = ()
 
 
 def placed(parts: Sequence[Part], timed: TimedWords, offset_s: float, spoken_s: float) -> list[Part]:
     """Return the parts with their words, and with start and end times adjusted to these words. The window begins at `offset_s`; the speech
-    before it has ended at `spoken_s`."""
+    before the window ended at `spoken_s`."""
     found: list[Part] = []
     waiting = deque(timed.words)
     for part in parts:
@@ -53,13 +53,14 @@ def _taken(words: deque[Word], num_tokens: int) -> list[Word]:
 
 
 def _moved(word: Word, offset_s: float) -> Word:
-    """Return the word with times of the recording, in hundredths of a second, which the comparisons below expect."""
+    """Return the word with times counted from the beginning of the recording, rounded to hundredths of a second for the comparisons
+    below."""
     return replace(word, start_s=round(word.start_s + offset_s, 2), end_s=round(word.end_s + offset_s, 2))
 
 
 def _shorten_after_pause(words: list[Word], typical_s: float, spoken_s: float) -> None:
-    """If there is a pause before `words`, and the first or the first two are so long that they include it, shorten them in the list.
-    `spoken_s` is when the earlier speech has ended."""
+    """If there is a pause before `words`, and the first word or the first two are so long that they include the pause, shorten these words
+    in the list. The earlier speech ended at `spoken_s`."""
     most_s = MOST_WORDS * typical_s
     first, second = words[0], words[1] if len(words) > 1 else None
     is_long = first.duration_s > most_s or (second is not None and second.end_s - first.start_s > 2 * most_s)
@@ -72,8 +73,8 @@ def _shorten_after_pause(words: list[Word], typical_s: float, spoken_s: float) -
 
 
 def _bounded(part: Part, words: list[Word], typical_s: float) -> Part:
-    """Return the part with `words`, and with the bounds of these. If the first or last word reaches far beyond the part, the part keeps
-    that bound, and the word is shortened, also in the list."""
+    """Return the part with `words`, and with the bounds of these words. If the first or last word reaches far beyond the part, the part
+    keeps its own bound there, and the word is shortened, also in the list."""
     start_s, end_s, first = part.start_s, part.end_s, words[0]
     if first.start_s + BEYOND_S < start_s < first.end_s:
         words[0] = replace(first, start_s=max(0.0, min(first.end_s - typical_s, start_s)))

@@ -12,9 +12,9 @@ END, START, BEFORE, NO_STAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|sta
 TRANSCRIBE, TRANSLATE, ONE_SPEAKER = "<|transcribe|>", "<|translate|>", "<|startoflm|>"
 SILENCE = ("<|nospeech|>", "<|nocaptions|>")
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
-ENGLISH_END = 50256  # id of END in the vocabulary of models that only know English, which has no tokens for languages and tasks in prompts
-# Texts that transcripts of speech do not contain. The token of such a text is banned if the text is one token. Of a musical note, the first
-# token is banned in any case; it is the same for all notes.
+ENGLISH_END = 50256  # id of END in the vocabulary of models that only know English; their prompts have no tokens for languages and tasks
+# Texts that transcripts of speech do not contain. The token of such a text is banned if the text is one token. Of a musical note (NOTES),
+# the first token is always banned; all notes have the same first token.
 MARKS = (
     *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
     *("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))", "[[", "]]", "{{", "}}", "♪♪", "♪♪♪"),
@@ -44,7 +44,7 @@ class SpeechTokens:
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> SpeechTokens | None:
-        """Return the tokens, or None if the vocabulary lacks one that every such model has."""
+        """Return the tokens, or None if the vocabulary lacks one that every model that transcribes has."""
         ids = {text.decode(errors="replace"): token_id for token_id, text in tokenizer.special_texts.items()}
         silence = next((ids[name] for name in SILENCE if name in ids), None)
         if silence is None or not ids.keys() >= {END, START, BEFORE, NO_STAMPS, TRANSCRIBE, TRANSLATE}:
@@ -68,8 +68,8 @@ class SpeechTokens:
         )
 
     def prompt(self, language: str | None, task: str, earlier: list[int]) -> list[int]:
-        """Return the prompt of a window with time stamps. `earlier` are the tokens of the text before it. `language` is a code of
-        `languages`; it may be None, and `task` is ignored, if the model only knows English."""
+        """Return the prompt for a transcript of a window, with time stamps. `earlier` are the tokens of the text before the window.
+        `language` is a code of `languages`; it may be None, and `task` is ignored, if the model only knows English."""
         before = [self.before, *earlier] if earlier else []
         if not self.languages:
             return [*before, self.start]
@@ -78,8 +78,8 @@ class SpeechTokens:
 
 
 def _banned_marks(tokenizer: Tokenizer) -> set[int]:
-    """Return the tokens to ban for texts that transcripts do not contain: each of MARKS and NOTES, with and without a space before it.
-    Also ban the first token of a hyphen and of an apostrophe after a space. Inside words both stay allowed."""
+    """Return the tokens to ban for texts that transcripts do not contain: each of MARKS and NOTES, with and without a space before it. Also
+    ban the first token of a hyphen and of an apostrophe after a space. Inside words, hyphens and apostrophes stay allowed."""
     found = {token for text in (" -", " '") for token in tokenizer.encode(text, False)[:1]}
     marks = [*MARKS, *NOTES]
     encoded = tokenizer.encode_all([text for mark in marks for text in (mark, f" {mark}")], False)

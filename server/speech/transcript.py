@@ -13,21 +13,21 @@ from server.speech.words import Word
 class Segment:
     """The text between two time stamps of a transcript."""
 
-    seek: int  # hundredths of a second: where its window begins
+    seek: int  # where the segment's window begins, in hundredths of a second
     start_s: float
     end_s: float
     text: str
     token_ids: tuple[int, ...]
     temperature: float
     mean_logprob: float
-    compression: float  # how many times zlib shrinks the text of its window: high for repetitions
-    silence: float  # probability that its window has no speech
+    compression: float  # the factor by which zlib shrinks the text of the segment's window: high for repetitions
+    silence: float  # probability that the segment's window has no speech
     words: tuple[Word, ...] = ()  # empty unless the request asks for their times
     logprobs: tuple[float, ...] = ()  # log-probabilities of its tokens
 
 
 def compression_of(text: str) -> float:
-    """Return how many times zlib shrinks a text."""
+    """Return the factor by which zlib shrinks a text; 0 for an empty one."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0
 
@@ -58,7 +58,7 @@ def _line(segment: Segment) -> str:
 
 
 def _clock(seconds: float, mark: str) -> str:
-    """Return a time as subtitles have it. `mark` stands before the thousandths."""
+    """Return a time as subtitles have it. `mark` separates the seconds from the thousandths."""
     thousandths = round(seconds * 1000)
     minutes, rest = divmod(thousandths, 60_000)
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{mark}{rest % 1000:03}"

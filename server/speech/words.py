@@ -14,9 +14,9 @@ from server.speech.tokens import STAMP_S
 
 MEDIAN = 7  # frames of the median filter
 WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages that put no spaces between words
-BEFORE_WORDS, AFTER_WORDS = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the next word, or to the word before it
+BEFORE_WORDS, AFTER_WORDS = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the next word, and to the word before
 SENTENCE_ENDS = ".。!！?？"
-MOST_TYPICAL_S = 0.7  # a median duration above it is not credible
+MOST_TYPICAL_S = 0.7  # a longer median duration of words is not credible
 MOST_WORDS = 2  # a word with a pause beside it lasts at most as long as this many typical words
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are only a part of a character
 
@@ -42,13 +42,13 @@ class TimedWords:
     """The words of a window, with times from its beginning."""
 
     words: Sequence[Word] = ()
-    # the median duration of the words before they are shortened and joined, of those that have one; at most MOST_TYPICAL_S
+    # the median of all durations above 0, before words are shortened and joined; at most MOST_TYPICAL_S
     typical_s: float = 0.0
 
 
 def timed_words(attention: NDArray[np.float32], token_ids: Sequence[int], decode: Decode, language: str) -> TimedWords:
     """Return the words of the text tokens `token_ids`. `attention` has the shape [tokens, heads, frames]: the frames are those of the
-    recording, and the tokens end with one before the text, the text, and the token that ends it."""
+    recording, and the last tokens are one token before the text, the text, and the token that ends the transcript."""
     starts = _starts(attention, len(token_ids) + 1) * STAMP_S
     words, at = list[Word](), 0
     for text, count in split(token_ids, decode, language):
@@ -74,10 +74,11 @@ def _starts(attention: NDArray[np.float32], num_rows: int) -> NDArray[np.int64]:
 
 
 def _warped(costs: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the first column of each row on the cheapest path from the first to the last element, which never goes back."""
+    """Return the first column of each row on the cheapest path from the first to the last element. The path never goes back to an earlier
+    row or column."""
     num_rows, num_columns = costs.shape
     totals = np.full((num_rows + 1, num_columns + 1), np.inf)
-    moves = np.full((num_rows + 1, num_columns + 1), 2, np.int8)  # 0: both indices grow, 1: the row's, 2: the column's
+    moves = np.full((num_rows + 1, num_columns + 1), 2, np.int8)  # 0: row and column grow, 1: the row grows, 2: the column grows
     totals[0, 0] = 0
     for diagonal in range(2, num_rows + num_columns + 1):
         i = np.arange(max(1, diagonal - num_columns), min(num_rows, diagonal - 1) + 1)
@@ -96,7 +97,8 @@ def _warped(costs: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def split(token_ids: Sequence[int], decode: Decode, language: str) -> list[tuple[str, int]]:
     """Divide the text of the tokens into words. Return each word with its number of tokens. A token that is only a punctuation mark is a
-    word, too. In languages without spaces, so is each token, or several tokens that only together have whole characters."""
+    word, too. In languages without spaces, each token is a word, or several tokens are one word if only together they have whole
+    characters."""
     found: list[tuple[str, int]] = []
     held: list[int] = []
     for place, token_id in enumerate(token_ids):
@@ -120,7 +122,7 @@ def _is_mark(text: str) -> bool:
 
 
 def _shortened(words: Sequence[Word], typical_s: float) -> list[Word]:
-    """Shorten words at the ends of sentences that are much longer than a typical word: they include the pause."""
+    """If a mark that ends a sentence, or the word after it, is much longer than a typical word, shorten it: it includes the pause."""
     most_s, found = MOST_WORDS * typical_s, list(words)
     for place in range(1, len(words)):
         word = words[place]
@@ -134,7 +136,7 @@ def _shortened(words: Sequence[Word], typical_s: float) -> list[Word]:
 
 
 def _joined(words: Sequence[Word]) -> list[Word]:
-    """Join punctuation to the words to which it belongs, whose times it does not change."""
+    """Join punctuation to the words to which it belongs. The times of these words stay the same."""
     found: list[Word] = []
     before, num_before = "", 0
     for place, word in enumerate(words):

@@ -10,11 +10,11 @@ class Care:
     """The delays and timeouts of a supervisor."""
 
     stall_s: float = 15.0  # seconds without a message after which a worker that has work may count as stalled: see watchdog.py
-    first_delay_s: float = 0.1  # seconds before the second restart in a row; the first has no delay; doubled before each further restart
+    first_delay_s: float = 0.1  # seconds before the second restart in a row, doubled before each further one; the first has no delay
     longest_delay_s: float = 5.0
-    killed_delay_s: float = 0.5  # longest delay after a kill from outside, which says nothing about the next start
+    killed_delay_s: float = 0.5  # longest delay after a kill from outside; such a kill does not mean that the next start will fail
     settled_s: float = 30.0  # a worker that lived this long resets the restart delay
-    load_silence_s: float = 600.0  # seconds without progress after which a restart is given up and tried again
+    load_silence_s: float = 600.0  # seconds without progress after which the load of a restarted worker is ended and begun again
     patience_s: float = 60.0  # time for which new requests wait for a restart
     stop_s: float = 3.0  # time for a worker to obey Shutdown
 
@@ -28,16 +28,17 @@ class EarlyDeaths:
         self._num_fruitless = 0
 
     def clear(self) -> None:
-        """Forget the workers that died: the present one has produced something, or was ended on purpose."""
+        """Forget the workers that died: the present worker has produced something, or was ended on purpose."""
         self._num_fruitless = 0
 
     def count(self, lived_s: float = 0.0) -> None:
-        """Count a worker that died `lived_s` after it was ready, or (0) while it loaded."""
+        """Count a worker that died. `lived_s`: seconds from the time when it was ready to its death; 0: it died while it loaded."""
         self._num_fruitless = 1 if lived_s > self._care.settled_s else self._num_fruitless + 1
 
     def delay_s(self, *, killed: bool) -> float:
         """Return the seconds to wait before the next start: 0 after the first early death, `first_delay_s` after the second, and twice as
-        long after each further one, up to a limit. `killed`: the last worker was killed from outside, for which there is another limit."""
+        long after each further one, at most `longest_delay_s`. `killed`: the last worker was killed from outside, so the delay is at most
+        `killed_delay_s`."""
         num_doublings = min(self._num_fruitless - 2, 30)
         if num_doublings < 0:
             return 0.0

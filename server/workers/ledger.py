@@ -14,15 +14,15 @@ from server.interfaces import RequestError
 from server.messages import Embed, Embedding, FinishReason, Submit, TokenEvent
 
 CRASH = 1.0  # blame for a crash of the worker
-KILLED = 1 / 32  # blame for a kill from outside: it says little about the requests, but recurring kills must not restart workers for ever
+KILLED = 1 / 32  # blame for a kill from outside, rarely caused by a request; above 0, so that kills do not restart workers for ever
 SUSPECT = 2.0  # a job with at least this blame is a suspect and runs alone
-PROVEN = 1.0  # a suspect with at least this proof is failed
+PROVEN = 1.0  # a suspect with at least this proof ends with an error
 
 
 @dataclass(slots=True, eq=False)
 class Job:
     """Work that a worker runs or will run. `blame` adds up over the deaths of workers that ran the job, `proof` over the deaths for which
-    only this job was accused. Both are cleared when the job makes progress."""
+    `assign_blame` accuses only this job. Both are cleared when the job makes progress."""
 
     in_worker: bool = False  # the job was sent to the present worker, which has not ended it
     is_shelved: bool = False  # the job waits for its client, and is not to be submitted now
@@ -57,8 +57,8 @@ FEW_UNREAD = 16  # events per choice that the client has not read; with no more,
 
 @dataclass(slots=True, eq=False)
 class Generation(Job):
-    """A request that generates. While its client does not read, it is shelved, so that the front stores few events of it: it leaves the
-    worker, and a worker continues it later, as after the death of a worker.
+    """A request that generates. If its client stops reading, the request leaves the worker and is shelved, so that the front stores few
+    events of it. Once the client has read most of them, a worker continues the request, as after the death of a worker.
 
         in the worker -- too much is unread --> leaving -- the worker has ended all choices --> shelved -- little is unread --> to submit
     """
@@ -105,14 +105,15 @@ class Generation(Job):
         return FEW_UNREAD * self.submit.num_choices
 
     def lost(self) -> None:
-        """Record that no worker runs the request any more. If it was leaving, and its client still has much to read, it is shelved."""
+        """Record that no worker runs the request any more. If the request was leaving, and its client still has much to read, shelve the
+        request."""
         Job.lost(self)
         self.is_shelved |= self.is_leaving and self.news.qsize() > self._few_unread
         self.is_leaving = False
         self.ended.clear()
 
     def _leave(self) -> None:
-        """Leave the worker once it has ended all choices that were to continue."""
+        """If the request is leaving, and the worker has ended all of the request's choices, record that the request has left."""
         if self.is_leaving and len(self.ended | self.finished) == self.submit.num_choices:
             self.lost()
 
@@ -121,8 +122,8 @@ class Generation(Job):
         return msgspec.structs.replace(self.submit, emitted=tuple(map(tuple, self.emitted)), finished=tuple(sorted(self.finished)))
 
     def record(self, event: TokenEvent) -> None:
-        """Take an event of the worker, and pass it on to the client. Ignore events of a choice that the front has ended. If the worker
-        aborts a choice because the request leaves, only note that."""
+        """Record an event of the worker, and pass it on to the client. Ignore events of a choice that the front has ended. If the worker
+        aborts a choice because the request leaves, only add the choice to `ended`."""
         if event.choice in self.finished:
             return  # the front has ended this choice, and the worker did not know yet
         self.clear()
@@ -179,8 +180,8 @@ def assign_blame(jobs: Iterable[J], weight: float) -> J | None:
     """Blame the jobs that ran in a worker that died, and record that no worker runs them. Return the job to fail, or None if no job is to
     fail.
 
-    If suspects ran, only they are accused; otherwise all jobs that ran are. A job is failed if it is a suspect, is the only accused, and
-    its proof has reached PROVEN.
+    If suspects ran, only the suspects are accused; otherwise all jobs that ran are accused. The job to fail is a suspect, is the only
+    accused job, and has a proof of at least PROVEN.
     """
     present = [job for job in jobs if job.in_worker]
     accused = [job for job in present if job.is_suspect] or present

@@ -1,4 +1,5 @@
-"""Have a worker's process load a model: it gets the message `Load`, and answers with its progress, then with `Ready` or an error."""
+"""Have a worker's process load a model: the process gets the message `Load`, and answers with its progress, then with `Ready` or an
+error."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from server.workers.worker_process import WorkerProcess
 
 
 class EndedWhileLoading(LoadError):
-    """The worker has ended while it loaded. `from_outside`: something outside has killed it."""
+    """The worker has ended while it loaded. `from_outside`: see `WorkerProcess.ended_from_outside`."""
 
     def __init__(self, message: str, *, from_outside: bool) -> None:
         super().__init__(ErrorCode.LOAD_FAILED, message)
@@ -19,8 +20,8 @@ class EndedWhileLoading(LoadError):
 
 async def load_in(worker: WorkerProcess, load: Load, progress: ProgressCallback, *, silence_s: float | None, stop_s: float) -> Ready:
     """Load a model in a process, and return its Ready message. Raise LoadError if the load fails, or makes no progress for `silence_s`
-    (None: no limit). If the process closes its connection or sends an unexpected message, it has `stop_s` to end before it is killed; raise
-    EndedWhileLoading then."""
+    (None: no limit). If the process closes its connection or sends an unexpected message, kill it after `stop_s` seconds if it has not
+    ended by then, and raise EndedWhileLoading."""
     worker.send(load)
     try:
         while True:

@@ -1,7 +1,7 @@
 """Start the process of a worker, with a socket to the front.
 
-A worker imports as much as the front. So the command line starts the first worker before its own imports, and before it knows which model
-that worker will load; the first worker that is opened then uses this process. Therefore this module imports little.
+A worker imports as many modules as the front, which takes time. So the command line starts a process before its own imports, when the model
+is not known yet, and the first worker that the front opens uses this process. This module imports little, so that the process starts early.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _ahead: list[Started] = []  # processes that wait for their first message
 
 
 def start(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Started:
-    """Start `command` with the number of a connected socket as its last argument. A socket pair has no name in the file system, so nothing
-    is left behind if this process is killed. Raise OSError or MemoryError if the process cannot be started."""
+    """Start `command` with the file descriptor of a connected socket as its last argument. A socket pair has no name in the file system, so
+    nothing is left behind if this process is killed. Raise OSError or MemoryError if the process cannot be started."""
     near, far = socket.socketpair()
     try:
         with far:
-            # The process gets its own process group, so that an interrupt typed at the terminal reaches only the front. It gets no session
-            # of its own: Linux (autogroup) shares a busy machine equally between sessions, so the front could wait up to 0.3 s for a turn.
+            # The process gets its own process group, so that an interrupt typed at the terminal reaches only the front. It stays in the
+            # front's session: Linux (autogroup) divides the CPU time of a busy machine equally between sessions, so a front in another
+            # session could wait up to 0.3 s for its share.
             words = [*command, str(far.fileno())]
             process = subprocess.Popen(words, env=environment, pass_fds=(far.fileno(),), process_group=0)
     except BaseException:
@@ -48,7 +49,8 @@ def start(command: Sequence[str], environment: Mapping[str, str] | None = None) 
 
 
 def start_ahead(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Start a process for the first worker that is opened with this command. If it cannot be started, that worker starts one."""
+    """Start a process for the first worker that is opened with this command. If the process cannot be started, do nothing: the worker
+    starts one when it is opened."""
     try:
         _ahead.append(start(command, environment))
     except (OSError, MemoryError):
@@ -57,8 +59,8 @@ def start_ahead(command: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def take(command: Sequence[str]) -> Started | None:
-    """Return a process that was started ahead with this command. Return None if there is none, or it has ended. Nobody else gets this
-    process."""
+    """Return a process that was started ahead with this command. Return None if there is none, or if it has ended. Each process is returned
+    only once."""
     for started in _ahead:
         if started.command == tuple(command):
             _ahead.remove(started)

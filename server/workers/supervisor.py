@@ -1,10 +1,11 @@
-"""The front's supervisor of one worker. It starts and watches the worker. If the worker dies, it starts another worker, and submits the
-requests of the dead one to that.
+"""The front's supervisor of one worker. It starts and watches the worker. If the worker dies, the supervisor starts another one, and
+submits the dead worker's requests to it.
 
     STARTING -> READY <-> RESTARTING      READY | RESTARTING -> DRAINING -> STOPPED      READY -> SLEEPING -> RESTARTING
 
-`stop` leads to STOPPED from every state, and so does a first load that fails: `start` then raises the reason. A model that was ready once
-is restarted until it is ready again: its files were usable, so the cause may be temporary.
+`stop` leads to STOPPED from every state, and so does a first load that fails: `start` then raises LoadError. If the worker of a model that
+was ready once dies, the supervisor starts workers until one is ready: the files were usable, so the cause of a failed start may be
+temporary.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ class Supervisor:
         care: Care | None = None,
         cache: CacheListener | None = None,
     ) -> None:
-        """`command` starts a worker, which gets the message `load`. `progress` is called while it loads, and `cache` with the changes of
-        its prefix cache."""
+        """`command` starts a worker, which gets the message `load`. `progress` is called while the worker loads. `cache` is told the
+        changes of the worker's prefix cache."""
         self.state = WorkerState.STARTING
         self.stats: Stats | None = None
         self.card: CardUsage | None = None
@@ -94,7 +95,7 @@ class Supervisor:
         self.outage: Outage | None = None  # set from the death of a worker, or from `wake`, until the next worker is ready
         self.restarts = 0
         self.resubmitted = 0
-        self.before_wake: Callable[[], None] = lambda: None  # raises RequestError if the sleeping model may not wake
+        self.before_wake: Callable[[], None] = lambda: None  # raises RequestError if the memory does not suffice
         self.before_change: Callable[[Ready], Awaitable[None]] = _unchanged
         self._command = command
         self._load = load
@@ -102,14 +103,14 @@ class Supervisor:
         self._care = care or Care()
         self._cache = cache
         self._jobs: dict[str, Generation | Embedded] = {}
-        self._givings: dict[str, asyncio.Queue[PagesGiven | None]] = {}  # pages that other servers ask for; None ends a transfer
+        self._givings: dict[str, asyncio.Queue[PagesGiven | None]] = {}  # offers and pages for other servers, by request id; None: no more
         self._worker: WorkerProcess | None = None  # the worker that serves
         self._loading: WorkerProcess | None = None  # the worker that loads
         self.ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog = Watchdog(self._care.stall_s)
-        # The worker may have hundreds of processes for constraints, so a thread measures their CPU time. It is no thread of the loop's
-        # executor, because all of those may be waiting for a disk.
+        # The worker may have hundreds of processes for constraints, so a thread measures their CPU time. The event loop's executor is not
+        # used, because all of its threads may be waiting for a disk.
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="watch")
         self._stages_cpu_s = 0.0  # CPU time of the other stages of the model, as the worker last reported
         self._early_deaths = EarlyDeaths(self._care)
@@ -124,7 +125,7 @@ class Supervisor:
         return None if worker is None else worker.pid
 
     async def start(self) -> Ready:
-        """Start the worker and return its Ready message. Raise LoadError if that fails; no process is left then."""
+        """Start the worker and return its Ready message. If the load fails, raise LoadError, and leave no process."""
         try:
             self.ready = await self._launch()
         except BaseException:
@@ -153,7 +154,8 @@ class Supervisor:
             self._leave(submit.request_id, job)
 
     def abort(self, request_id: str, choice: int) -> None:
-        """End one choice. Its generator yields no further events of it. Do nothing if the choice or its request has ended."""
+        """End one choice. The generator of its request yields no further events of the choice. Do nothing if the choice or its request has
+        ended."""
         job = self._jobs.get(request_id)
         if isinstance(job, Generation) and choice not in job.finished:
             job.drop(choice)
@@ -165,7 +167,7 @@ class Supervisor:
                 self._hand_over()
 
     async def embed(self, embed: Embed) -> Embedding:
-        """Return the vectors of a text or of an image. Raise RequestError if it cannot be embedded."""
+        """Return the vectors of a text or of an image. Raise RequestError if the text or the image cannot be embedded."""
         job = Embedded(embed=embed)
         self._enter(embed.request_id, job)
         try:
@@ -174,8 +176,8 @@ class Supervisor:
             self._leave(embed.request_id, job)
 
     async def give(self, asked: GivePages) -> AsyncGenerator[PagesGiven, None]:
-        """Yield the offer of the pages that another server asks for, then the pages. Yield nothing if no worker serves, and end early if
-        the worker ends."""
+        """Yield the offer (`server.peers.wire.Offer`) of the pages that another server asks for, then the pages. Yield nothing if no worker
+        serves, and end early if the worker ends."""
         worker, news = self._worker, asyncio.Queue[PagesGiven | None]()
         if worker is None or self.state not in (WorkerState.READY, WorkerState.DRAINING):
             return
@@ -215,7 +217,8 @@ class Supervisor:
         await self._is_down.wait()
 
     def wake(self) -> None:
-        """Begin to load the model again if it sleeps. Requests wait meanwhile, as during a restart. Raise what `before_wake` raises."""
+        """Begin to load the model again if it sleeps. Requests wait meanwhile, as during a restart. Raise RequestError if `before_wake`
+        does."""
         if self.state is WorkerState.SLEEPING:
             self.before_wake()
             self.state = WorkerState.RESTARTING
@@ -223,8 +226,8 @@ class Supervisor:
             self._is_called.set()
 
     async def drain(self, timeout_s: float) -> None:
-        """Finish the running requests for up to `timeout_s`, fail the rest, and stop. New requests are refused. A model that is neither
-        ready nor restarting is stopped at once."""
+        """Give the running requests up to `timeout_s` seconds to end, fail those that have not ended, and stop. New requests are refused. A
+        model that is neither ready nor restarting is stopped at once."""
         if self.state in (WorkerState.READY, WorkerState.RESTARTING):
             self.state = WorkerState.DRAINING
             self._hand_over()
@@ -235,7 +238,7 @@ class Supervisor:
         await self.stop()
 
     async def stop(self) -> None:
-        """Fail all requests, and end the worker. Do nothing if that was done already."""
+        """Fail all requests, and end the worker. Do nothing if the model was stopped already."""
         was, self.state = self.state, WorkerState.STOPPED
         if was is WorkerState.STOPPED:
             return
@@ -268,7 +271,7 @@ class Supervisor:
         self._hand_over()
 
     def _leave(self, request_id: str, job: Generation | Embedded) -> None:
-        """Forget a job whose client has left or has read all of it. If a worker still runs it, abort it there."""
+        """Forget a job whose client has left or has read the whole result. If a worker still runs the job, abort it."""
         if self._jobs.get(request_id) is not job:
             return  # the request has ended already
         if job.in_worker and self._worker is not None:
@@ -291,10 +294,10 @@ class Supervisor:
     def _hand_over(self) -> None:
         """Submit the jobs that may run now. If the model drains and its worker has all jobs, tell the worker to drain."""
         if self._worker is None:
-            return  # the restart will do this
+            return  # the restart will submit the jobs
         if self.state is WorkerState.DRAINING:
             for job in self._jobs.values():
-                job.is_shelved = False  # the worker takes no requests later
+                job.is_shelved = False  # the worker accepts no requests once it drains
         for job in next_to_run(self._jobs.values()):
             job.in_worker = True
             self._worker.send(job.message())
@@ -334,7 +337,7 @@ class Supervisor:
                 await worker.close(self._care.stop_s)
 
     async def _supervise(self) -> None:
-        """Take the messages of the worker. When it ends, replace it, until no worker is needed."""
+        """Handle the messages of the worker. When a worker ends, start another one, until no worker is needed."""
         while self._worker is not None:
             while (message := await self._worker.receive()) is not None:
                 if not isinstance(message, Working):
@@ -344,7 +347,7 @@ class Supervisor:
             for news in self._givings.values():
                 news.put_nowait(None)
             self._forget_cache()
-            if not self._is_down.is_set():  # also if a request has woken the model already
+            if not self._is_down.is_set():  # the worker was put to sleep, even if a request has woken the model already
                 await self._sleep(worker)
                 continue
             if self.state is WorkerState.READY:
@@ -381,8 +384,8 @@ class Supervisor:
             self._hand_over()
 
     async def _restart(self, outage: Outage, *, killed: bool, is_wake: bool = False) -> None:
-        """Start workers until one is ready, or none is needed, with growing delays. `killed`: the last worker was killed from outside.
-        `is_wake`: the model sleeps, so a worker that is ready at the first try is no news for an operator."""
+        """Start workers, with growing delays, until one is ready or no worker is needed. `killed`: the last worker was killed from outside.
+        `is_wake`: the model wakes from sleep, so success at the first try is logged at level INFO instead of WARNING."""
         while not self._is_over:
             if (delay_s := self._early_deaths.delay_s(killed=killed)) > 0:
                 outage.next_try_s = time.monotonic() + delay_s
@@ -394,7 +397,7 @@ class Supervisor:
             except LoadError as error:
                 killed = isinstance(error, EndedWhileLoading) and error.from_outside
                 self._early_deaths.count()
-                if outage.error != error.message:  # log each cause once, however long it lasts
+                if outage.error != error.message:  # log a cause only if it differs from that of the try before
                     log.error("%s: restart failed at try %d: %s", self._load.name, outage.num_tries, error.message)
                 outage.error = error.message
                 continue
@@ -408,8 +411,8 @@ class Supervisor:
             return
 
     def _end_what_differs(self, ready: Ready) -> None:
-        """Fail all requests if the new worker has another fingerprint: their tokens are those of the old files, and it would not continue
-        a begun answer with the same bytes."""
+        """Fail all requests if the new worker has another fingerprint: their prompts were tokenized with the old files, and the new worker
+        would continue a begun answer with other bytes than the old one."""
         was = ready.fingerprint if self.ready is None else self.ready.fingerprint
         if was == ready.fingerprint:
             return
@@ -447,8 +450,8 @@ class Supervisor:
                 worker.kill()
 
     def _heed(self, message: FromWorker) -> None:
-        """Do what a message of the worker asks for. `WorkerProcess` also passes the failures of requests that cannot be sent to the
-        worker."""
+        """Handle a message of the worker. `WorkerProcess` also calls this, with a Failed message, for each request that cannot be sent to
+        the worker."""
         match message:
             case Tokens():
                 self._early_deaths.clear()

@@ -1,11 +1,12 @@
 """Decide when a worker that has work and sends nothing has stalled. A slow step is no stall: on a busy machine, a step may take many times
 as long as usual.
 
-A silent worker has stalled if it used almost no CPU time for `stall_s`, because it is suspended or waits for something that never comes. It
-has also stalled if its step takes longer than both `stall_s` and the limit that the worker announced: the cost of such a step, times a wide
-margin.
+A silent worker has stalled if it used almost no CPU time for `stall_s` seconds: it is suspended, or waits for something that never comes.
+It has also stalled if its step takes longer than both `stall_s` and the limit that the worker announced. This limit is a wide multiple of
+the time that the step should take.
 
-Time is counted in looks and not by the clock: if this process itself was delayed, it reads the worker's messages before the next look.
+Time is counted in looks and not by the clock, because a delay of this process must not count as the worker's silence. After a delay, this
+process reads the worker's messages before the next look.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Watchdog:
         self._limit_s = limit_s
 
     def look(self, cpu_s: float) -> str:
-        """Count a look at a worker that has sent no message since the last one. Return how it has stalled, or an empty text if it has not.
-        `cpu_s`: the CPU time that it and the model's other stages have used since they started."""
+        """Count a look at a worker that has sent no message since the last look. Return in words how the worker has stalled, or an empty
+        text if it has not. `cpu_s`: the CPU time that the worker and the model's other stages have used since they started."""
         self._num_silent += 1
         self._cpu_s.append(cpu_s)
         if self._num_silent <= NUM_LOOKS:

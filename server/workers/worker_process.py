@@ -1,4 +1,4 @@
-"""Run one worker process, and talk to it through the front's socket. A restart opens a new WorkerProcess."""
+"""Run one worker process, and exchange messages with it through a socket. A restart opens a new WorkerProcess."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GUARD_S = 0.5  # seconds between checks of a process that loads
 
 
 class _Child:
-    """A process whose end a task can wait for. asyncio waits only for processes that it has started."""
+    """A process whose end a task can wait for. asyncio itself can wait only for processes that it has started."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.pid = process.pid
@@ -79,8 +79,8 @@ class WorkerProcess:
 
     @staticmethod
     async def open(command: Sequence[str], on_refused: Callable[[Failed], None]) -> WorkerProcess:
-        """Start `command` with the number of a connected socket as its last argument, or use the process that was started ahead. Raise
-        OSError or MemoryError if the process cannot be started, or RuntimeError if no thread can be started to wait for its end."""
+        """Start `command` with the file descriptor of a connected socket as its last argument, or use a process that was started ahead.
+        Raise OSError or MemoryError if the process cannot be started, or RuntimeError if no thread can be started to wait for its end."""
         started = take(command) or start(command)
         try:
             child = _Child(started.process)
@@ -107,15 +107,17 @@ class WorkerProcess:
             return None
 
     def is_up(self) -> None:
-        """Stop checking whether the process is suspended, because loading has ended. From now on the supervisor notices silence."""
+        """Stop checking whether the process is suspended, because loading has ended. From now on, the supervisor's watchdog notices a
+        suspended worker by its silence."""
         self._guard.cancel()
 
     def kill(self, *, is_blameless: bool = False) -> None:
-        """Kill the process and those that it started. `is_blameless`: the reason is unrelated to the requests that the process runs. This
-        also holds for a process that is suspended."""
+        """Kill the process and those that it started. `is_blameless`: the reason is unrelated to the requests that the process runs. The
+        kill of a suspended process always counts as blameless."""
         self._is_blameless = is_blameless or _is_stopped(self.pid)
         if self._process.returncode is None:
-            # SIGKILL also ends a suspended process. The group has what the worker started, such as pip, which would go on downloading.
+            # SIGKILL also ends a suspended process. The group includes the processes that the worker started, such as pip, which would
+            # otherwise go on downloading.
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -147,11 +149,11 @@ class WorkerProcess:
                 while self._outbox:
                     await self._send(self._outbox.popleft())
         except OSError:
-            return  # `receive` notices the end as well
+            return  # `receive` notices the end of the connection, too
 
     async def _send(self, message: FromFront) -> None:
-        """Send a message. If it is too large or cannot be encoded, the request to which it belongs fails. If it belongs to no request, kill
-        the process, which cannot do without it. Raise OSError if the connection has ended."""
+        """Send a message. If the message is too large or cannot be encoded, the request to which it belongs fails. If it belongs to no
+        request, kill the process, which cannot do without the message. Raise OSError if the connection has ended."""
         try:
             for framed in frames(message):
                 self._writer.write(framed)
