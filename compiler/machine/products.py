@@ -106,8 +106,8 @@ class ProductTile:
         return isinstance(self.op, MatrixUnitOp)
 
     def capped(self, rows: int) -> DotPanel | None:
-        """Return the operation that adds both planes of rows with outliers to one sum. Return None if a tile sums planes separately, or if
-        its rows have no planes."""
+        """Return the operation that adds both planes of a row to one sum. It skips zeros of the upper plane, which is zero except for
+        outliers, the numbers that need 16 bits. Return None if a tile sums planes separately, or if its rows have no planes."""
         return replace(self.op, rows=rows, capped=True) if isinstance(self.op, DotPanel) and self.planes == 1 else None
 
     def product(self, rows: int, *, fresh: bool = False, counted: bool = False) -> ProductOp:

@@ -1,4 +1,5 @@
-"""`relaxserve stop`, `show`, `cp` and `create`: models of a running server, with the commands that Ollama's users know."""
+"""`relaxserve stop`, `show`, `cp` and `create`: put models of a running server to sleep, describe them, and give them further names. Users
+of Ollama know these commands."""
 
 from __future__ import annotations
 

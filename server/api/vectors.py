@@ -147,7 +147,7 @@ def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
         if name in known:
             return name
     if kind is KINDS[1]:
-        return ""  # a model that marks only queries may embed documents without a prompt
+        return ""  # many models have a prompt for queries only, and embed documents without one
     raise invalid("input_type", f"input_type is {input_type!r:.40}; expected {_names(known)}")
 
 

@@ -222,7 +222,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.turns.add(self._take_turn, is_fresh=False)
 
     def _take_turn(self) -> None:
-        """Decode further, in a turn of this connection."""
+        """Continue with the received bytes. It is this connection's turn, so one piece of a chunked body may be decoded."""
         self._waits_for_turn = False
         self._advance(may_decode=True)
 

@@ -1,9 +1,9 @@
 """Matrices of a quantised checkpoint in the form that programs read: numbers with a scale per group, in the layout of `dequantize`.
 
-A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. Other numbers
-take the place of `m.weight.q`: integers of 6 bits are in `m.weight.q6`, floats of 4 bits in `m.weight.e2m1`, floats of 8 bits in
-`m.weight.e4m3`, codes of GGUF's IQ formats in `m.weight.iq4`, `m.weight.iq2` and so on, its ternary numbers in `m.weight.ternary`, and
-codes of bitsandbytes in `m.weight.nf4` or `m.weight.fp4`. The scales of floats of 4 bits multiply the double of a float, which is an
+A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. `m.weight.q` holds
+integers of 4 or 8 bits. Numbers of other kinds are in a tensor of another name: integers of 6 bits in `m.weight.q6`, floats of 4 bits in
+`m.weight.e2m1`, floats of 8 bits in `m.weight.e4m3`, codes of GGUF's IQ formats in `m.weight.iq4`, `m.weight.iq2` and so on, GGUF's ternary
+numbers in `m.weight.ternary`, and codes of bitsandbytes in `m.weight.nf4` or `m.weight.fp4`. The scales of floats of 4 bits multiply the double of a float, which is an
 integer. No numbers are rounded, except the floats of NF4. Except for bitsandbytes (bitsandbytes.py), `dequantize` gives, bit for bit, the
 values that the library of the quantisation method computes from the checkpoint.
 

@@ -338,7 +338,7 @@ class _Values(BlockCode):
 
 
 def _page_bytes(b: BlockCode, pages: str, n: str, stride: str) -> str:
-    """Return the distance in bytes from page 0 to page `n` of the split."""
+    """Return the offset in bytes, from page 0 of the cache, of the page that is number `n` in the split."""
     page = b.code.op(f"load i32, {SHARED} {b.gep(SHARED, pages, n, 'i32')}, align 4")
     return b.times(b.code.op(f"mul i64 {b.code.op(f'sext i32 {page} to i64')}, {stride}"), 2)
 

@@ -49,7 +49,8 @@ class WgmmaCode(Stages):
         }
         self.second_column, self.second_row, self.second_fold = split[op.sharing]  # where the part of the second warpgroup begins
         self.places = self._places() if op.has_scales else []
-        # If quarters of a stage are multiplied in pairs, the second half of an instruction's rows are the rows in the next quarter.
+        # With HALF_TURNS, the first half of an instruction's rows are the tile's rows in a step of one quarter of the stage, and the second
+        # half are the same rows in a step of the next quarter (`Wgmma.multiplied_rows`).
         between = op.warp_folds * op.row_bytes if op.sharing is Sharing.HALF_TURNS else EIGHT * ROW_BYTES
         self.rows_layout = ROWS | between // CHUNK << 32
         self.instructions = op.step // SIXTEEN  # number of instructions of a step

@@ -326,7 +326,7 @@ class Card:
 
 
 def _release(context: Any, owned: weakref.WeakSet[Owned]) -> None:
-    """Destroy the streams and events of a context, and leave the context."""
+    """Enter a context, destroy its streams and events, and pop the context again."""
     context.push()
     for each in list(owned):
         each.thing = None

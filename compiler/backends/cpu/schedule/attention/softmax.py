@@ -25,7 +25,7 @@ class PartialSoftmax:
 
     maximum: Scalar
     total: Scalar  # sum of the weights; the weight of a key is exp(its score - maximum)
-    values: Callable[[Dim, Dim], Scalar]  # weighted values, by part and lane
+    values: Callable[[Dim, Dim], Scalar]  # the sum of weighted values, a vector: its element by part and lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class PartialSoftmaxes:
 
     maximum: Array
     total: Array
-    values: Array  # weighted values, with two axes more than `maximum`: parts and lanes
+    values: Array  # sums of weighted values: each is a vector, stored as `parts` vectors of `width` lanes in two further axes
 
     @staticmethod
     def allocate(allocate: Callable[..., Array], name: str, *shape: Dim | int, parts: int, width: int) -> PartialSoftmaxes:
