@@ -252,8 +252,8 @@ def import_(archive: Annotated[Path, typer.Argument(exists=True, dir_okay=False,
 
 
 def _kept() -> Kept:
-    """Return the cache of this user, even if RELAXSERVE_NO_CACHE disables it. Raise BadParameter if its path is that of
-    a file, or cannot be looked up. The folder may be missing."""
+    """Return the cache of this user, even if RELAXSERVE_NO_CACHE disables it. Raise BadParameter if its path is that of a
+    file, or cannot be looked up. The folder may be missing."""
     from deploy.cache import Kept
     from runtime import flags
 

@@ -3,9 +3,9 @@
 A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. `m.weight.q` holds
 integers of 4 or 8 bits. Numbers of other kinds are in a tensor of another name: integers of 6 bits in `m.weight.q6`, floats of 4 bits in
 `m.weight.e2m1`, floats of 8 bits in `m.weight.e4m3`, codes of GGUF's IQ formats in `m.weight.iq4`, `m.weight.iq2` and so on, GGUF's ternary
-numbers in `m.weight.ternary`, and codes of bitsandbytes in `m.weight.nf4` or `m.weight.fp4`. The scales of floats of 4 bits multiply the double of a float, which is an
-integer. No numbers are rounded, except the floats of NF4. Except for bitsandbytes (bitsandbytes.py), `dequantize` gives, bit for bit, the
-values that the library of the quantisation method computes from the checkpoint.
+numbers in `m.weight.ternary`, and codes of bitsandbytes in `m.weight.nf4` or `m.weight.fp4`. The scales of floats of 4 bits multiply the
+double of a float, which is an integer. No numbers are rounded, except the floats of NF4. Except for bitsandbytes (bitsandbytes.py),
+`dequantize` gives, bit for bit, the values that the library of the quantisation method computes from the checkpoint.
 
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.
