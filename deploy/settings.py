@@ -316,8 +316,8 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
 
 
 def read_document(path: Path) -> dict[Any, Any]:
-    """Read the YAML document of a configuration file, without checking its keys and values. An empty file gives {}. Raise SettingsError if
-    the file cannot be read, or is no mapping in YAML."""
+    """Read the YAML document of a configuration file, whose settings `checked` checks. An empty file gives {}. Raise SettingsError if the
+    file cannot be read, is no mapping in YAML, or has a key twice."""
     path = at_home(str(path))
     try:
         document = yaml.load(path.read_text() if _STREAM.fullmatch(str(path)) else regular(path).read_text(), _Loader)

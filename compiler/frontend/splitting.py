@@ -58,8 +58,8 @@ def split(sizes: Sequence[int], capacities: Sequence[int]) -> tuple[range, ...]:
         ends.append(ends[-1] + size)
     num_layers, num_stages = len(sizes), len(capacities)
     assert 0 < num_stages <= num_layers, (num_stages, num_layers)
-    # If the stages up to the current one have the first n layers, `shares[n]` is the smallest possible fraction of its room that the
-    # fullest of these stages uses. If a stage ends before layer n, it begins at layer `cuts[stage][n]`.
+    # If the stages before the current one have the first n layers, the fullest of them uses at least the fraction `shares[n]` of its room.
+    # `fullest[n]` is this fraction with the current stage included. If a stage ends before layer n, it begins at layer `cuts[stage][n]`.
     shares, cuts = [0.0] + [float("inf")] * num_layers, list[list[int]]()
     for stage, capacity in enumerate(capacities):
         fullest, begins = [float("inf")] * (num_layers + 1), [0] * (num_layers + 1)

@@ -1,6 +1,7 @@
-"""Match spatial nests: loops around one store, with independent iterations. No two iterations store to the same element, if slots that are
-read from memory are distinct (`_stores_are_apart`), and no iteration reads an element that another iteration stores. The nest may also read
-integers between its loops, and skip iterations of its outer loops."""
+"""Match spatial nests: loops around one store, with independent iterations. No two iterations store to the same element, provided that
+slots (indices that are read from memory, such as places in a cache) differ if they are read from different places (`_stores_are_apart`). No
+iteration reads an element that another iteration stores. The nest may also read integers between its loops, and skip iterations of its
+outer loops."""
 
 from __future__ import annotations
 

@@ -175,7 +175,8 @@ def gpu_targets(capability: Capability) -> list[Target]:
 
 
 def runnable(name: str) -> Target:
-    """Return the named target. Raise TargetError if the name is unknown, or if this machine cannot run the target."""
+    """Return the target of this name, which may be "host". Raise TargetError if the name is unknown, or if this machine cannot run the
+    target."""
     return _within(get(name), host())
 
 

@@ -84,8 +84,9 @@ def require_supported(load: Load) -> None:
 
 
 def _together(opened: Opened, peers: Sequence[Peer]) -> Planned:
-    """Load all stages together: send each stage its layers, agree on the number of pages, and wait until all have loaded. Raise LoadError
-    if a stage runs another version or cannot load its layers."""
+    """Load the other stages, and plan the last one, which is this process: send each of the others its layers, agree on the number of
+    pages with all of them, and wait until the others have loaded. Raise LoadError if a stage runs another version or cannot load its
+    layers."""
     load = opened.load
     greetings = [_awaited(peer, Greeting, opened.progress) for peer in peers]
     for peer, greeting in zip(peers, greetings, strict=True):

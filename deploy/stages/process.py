@@ -131,7 +131,8 @@ class Stage:
     def __init__(
         self, link: Link, session: Session, pool: KVPool, is_busy: threading.Event, *, begins: bool, packed: Sequence[Path]
     ) -> None:
-        """`begins`: the stage has the first layer, so it computes from tokens. `packed`: the files of its weights."""
+        """`begins`: the stage has the first layer, so it computes from tokens. `packed`: the files in which its prepared weights are
+        stored; empty if they are not stored."""
         self._link = link
         self._session = session
         self._pool = pool

@@ -124,7 +124,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
         tokenizer = _written(vocabulary)
     except ModelError:
         raise
-    except Exception as error:  # the package raises bare Exception for invalid input
+    except Exception as error:  # the package `tokenizers` raises bare Exception for invalid input
         raise DamagedFile(f"tokenizer.ggml does not describe a valid tokenizer: {error}") from error
     config: dict[str, Any] = {role: vocabulary.tokens[id] for role in ROLES if (id := vocabulary.role_id(role)) is not None}
     if (templates := _templates(metadata)) is not None:

@@ -98,8 +98,8 @@ class AudioLayers:
 
     def embedded(self, x: Var, num_mels: int, frames: DimLike, num_positions: int, heard: Var | None = None) -> Var:
         """Return the vectors of frames, [frames, size]. A frame is computed from two hops and their neighbours. `x[hops, mels]` has two
-        hops per frame, and one additional hop if there are fewer than `num_positions` frames, the maximum. `heard[hops, 1]` is 1 for the
-        hops that the second convolution reads, and 0 for those that it replaces by zeros; None: it reads all hops."""
+        hops per frame, and one additional hop if there are fewer than `num_positions` frames, the maximum. The second convolution reads the
+        results of the first, one per hop, multiplied by `heard[hops, 1]`, which is 1 or 0; None: it reads them as they are."""
         frames = Dim.of(frames)
         is_whole = frames == Dim.of(num_positions)
         x = self.net.call(GELU, self._convolution(x, "conv1", num_mels, 2 * frames, 1, has_next=not is_whole))

@@ -50,8 +50,8 @@ class ForkServer:
         is_open = True
         while is_open:
             ready = {fd for fd, _ in self._poll.poll()}
-            # Kill the children of these sockets before others are closed or received: the number of a closed descriptor may be reused at
-            # once.
+            # The socket of a child is ready only if its other end is closed: kill the child. Do this before other sockets are closed or
+            # received, because the number of a closed descriptor may be reused at once.
             for fd in ready - {wakened, self._control.fileno()}:
                 self._kill(fd)
             if self._control.fileno() in ready:

@@ -11,7 +11,7 @@ from server.text.grammar import GrammarTooLarge
 
 Schema = Mapping[str, object]
 MAX_REFERENCES = 8  # most references that are followed one after another
-SHARED = ("$defs", "definitions")  # words of a schema whose values are parts to which it refers
+SHARED = ("$defs", "definitions")  # keywords whose value is an object of named schemas, to which `$ref` elsewhere in the schema can refer
 TEXT = frozenset({"string"})  # the types of a schema that only texts match
 KINDS: dict[type, str] = {
     str: "string",
