@@ -98,8 +98,9 @@ class Guard:
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> Passed:
         """Check a request, and return the result. Raise ApiError if the path is not printable, if the request lacks the key or the proof
         that the path needs, or if it sends other content than JSON to the administration. On a server without API keys, also raise ApiError
-        if a page of another origin sent the request and the path is not open, or, unless the server is `insecure`, if the request names
-        another host than this server. The key of a request to an open path is not looked up."""
+        if a page of another origin, which `cors_origins` does not allow, sent the request and the path is not open, or, unless the server
+        is `insecure`, if the request names a host that is neither this server nor one of `allowed_hosts`. The key of a request to an open
+        path is not looked up."""
         if not path.isprintable():
             # The router's patterns end in `$`, which accepts a line feed after the path. So a path with a line feed could pass this check
             # as one path and be routed as another.

@@ -28,7 +28,7 @@ class Body(Protocol):
 
     def take(self, received: bytearray) -> bytes:
         """Remove at most `PIECE_BYTES` of the body from the beginning of `received`, and return the data in them. Raise ApiError if the
-        framing is malformed."""
+        framing is malformed or too large."""
         ...
 
 
@@ -47,7 +47,7 @@ def body_of(headers: Sequence[tuple[bytes, bytes]], version: str, max_framing_by
 
 
 class MeasuredBody:
-    """A body whose length was declared."""
+    """A body whose length was declared, or an empty body, for which none was declared."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_left = num_bytes

@@ -62,8 +62,8 @@ class Gateway:
         is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         """`error_shapes`: how errors are encoded below each path. `watchers` are called when a request has ended. `kept` stores requests
-        and answers; None: nothing is stored. While `is_leaving` returns true, each answer closes its connection, so that clients send their
-        next request elsewhere."""
+        and answers; None: nothing is stored. While `is_leaving` returns true, each answer closes its connection, unless it becomes a
+        WebSocket, so that clients send their next request elsewhere."""
         self._app = app
         self._settings = settings
         self._guard = guard

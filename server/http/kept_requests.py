@@ -109,7 +109,7 @@ class KeptRequests:
         self._thread.join(CLOSE_S)
 
     def _write_all(self) -> None:
-        """Write exchanges until the server stops. Log which exchanges cannot be written, and how many were lost. This method runs on a
+        """Write exchanges until the server stops. Log why an exchange could not be written, and how many were lost. This method runs on a
         thread of its own."""
         with self._file as file:
             while (ended := self._ended.get()) is not None:

@@ -69,7 +69,7 @@ class KeyRing:
         self._given = [self._known(key, setting) for key in keys]
         self._file = file
         self._stamp: tuple[int, int] | None = None  # time of the last change and size of the file when its keys were read
-        self._refused: tuple[int, int] | None = None  # the same of a file that has a malformed line; None: no line is malformed
+        self._refused: tuple[int, int] | None = None  # the same of a file that is malformed; None: the file is not malformed
         self._read: list[Known] = []
         self._fault = ""  # the last fault that was logged
         self.exists = bool(keys) or file is not None
@@ -140,8 +140,8 @@ class KeyRing:
 
 
 def read_line(line: str, where: str) -> Known:
-    """Return a key with its group and limits. `where` names the line in errors, which never show the key. Raise SettingsError if the line
-    does not have the form FORM, or if the key, its group or a limit is not valid."""
+    """Return what a line says of a key: its digest, tenant and limits. `where` names the line in errors, which never show the key. Raise
+    SettingsError if the line does not have the form FORM, or if the key, its group or a limit is not valid."""
     key, words = line, list[str]()
     while (parts := key.rsplit(maxsplit=1))[1:] and WORD.fullmatch(parts[1]):
         key, words = parts[0].rstrip(), [parts[1], *words]

@@ -38,8 +38,8 @@ LINGER_BODIES = 2  # a refused body is read up to this multiple of the largest a
 
 
 class _Transport(CoalescingTransport):
-    """The transport that uvicorn sees. uvicorn pauses reading when a body waits for the application; the protocol then decodes no further,
-    but still reads up to `MAX_UNREAD_BYTES`. Otherwise the protocol could not see the client leave."""
+    """The transport that uvicorn sees. uvicorn pauses reading when a body waits for the application; the protocol then decodes no more of
+    it, but still reads up to `MAX_UNREAD_BYTES`. Otherwise the protocol could not see the client leave."""
 
     def __init__(self, transport: asyncio.Transport, pending: PendingWrites, protocol: GuardedProtocol) -> None:
         super().__init__(transport, pending)
@@ -54,10 +54,10 @@ class _Transport(CoalescingTransport):
         return self._protocol.is_lingering or super().is_closing()
 
     def pause_reading(self) -> None:
-        """Do nothing: the protocol sees that the flow is paused, and decodes no further."""
+        """Do nothing: the protocol sees that the flow is paused, and decodes no more of the body."""
 
     def resume_reading(self) -> None:
-        """Let the protocol decode further."""
+        """Let the protocol continue with the received bytes, in a turn."""
         self._protocol.wait_for_turn()
 
 
@@ -286,7 +286,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(cause if isinstance(cause, ApiError) else ApiError(BAD_REQUEST, f"the request is not valid HTTP: {error}"))
 
     def _take_body(self, body: Body) -> None:
-        """Decode a piece of the body, and pass it to the application. Refuse a body whose framing is malformed."""
+        """Decode a piece of the body, and pass it to the application. Refuse a body whose framing is malformed or too large."""
         try:
             data = body.take(self._received)
         except ApiError as error:

@@ -1,4 +1,5 @@
-"""Let work on requests take turns: each iteration of the event loop does one piece of work from each queue.
+"""Let work on requests take turns: each iteration of the event loop begins at most one fresh request, and does at most one piece of
+other work. A request is fresh if its client had no answer outstanding.
 
 Many connections can each have work at the same moment. If all this work were done in one iteration, streams and probes would wait for all
 of it.
@@ -28,7 +29,7 @@ class Turns:
         (self._fresh if is_fresh else self._further).append(work)
 
     def _take(self) -> None:
-        """Do one piece of work of each queue."""
+        """Do one piece of work of each queue that is not empty."""
         with ExitStack() as chosen:  # if one piece fails, the other one is done all the same
             for queue in (self._further, self._fresh):  # the stack calls the callback that was added last first
                 if queue:

@@ -86,7 +86,7 @@ def accept_of(key: str) -> str:
 
 
 def frame(opcode: Opcode, data: bytes = b"") -> bytes:
-    """Return a frame with a whole message of the server."""
+    """Return a frame of the server: a whole message, or a control frame."""
     size = len(data)
     if size <= MAX_CONTROL_BYTES:
         length = bytes([size])

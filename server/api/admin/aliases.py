@@ -1,6 +1,7 @@
 """Administration endpoints under the paths of Triton and llama.cpp, for clients written for those servers.
 
-If a load request has no source, the model's name is also its source: a path below the model root, or a model to download.
+If a load request has no source, its name is that of a model of this server, or else also the source: a path below the model root, or a
+model to download.
 """
 
 from __future__ import annotations
@@ -165,8 +166,8 @@ def router(context: Context) -> APIRouter:
         return json_answer(listed)
 
     async def idle(known: Collection[str]) -> list[str]:
-        """Return the names of the models below the model root that may be loaded, except those that are loaded already, and the names in
-        `known`, which the caller lists itself."""
+        """Return the names of the models below the model root that may be loaded, without those that are loaded already, and without
+        those in `known`, which the caller lists itself."""
         offers = await asyncio.to_thread(offered, settings)
         used = {model.spec.source for model in registry.models()}
         return [offer.source for offer in offers if offer.source not in known and offer.path not in used]

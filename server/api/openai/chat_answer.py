@@ -158,8 +158,8 @@ class ChatAnswer:
         return encode(opening)
 
     def _chunk(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bytes | None:
-        """Return the entry of `choices` in a step's chunk, or None if the step neither changes the message nor ends the choice. In the
-        latter case, the step's tokens and log-probabilities wait in `choice` for a later chunk."""
+        """Return the entry of `choices` in a step's chunk, or None if the step neither changes the message nor ends the choice. If it is
+        None, the step's tokens and log-probabilities wait in `choice` for a later chunk."""
         choice.entries += self._writer.chat_entries(step.entries)
         choice.token_ids += step.token_ids
         delta = self._delta(parts)
