@@ -56,13 +56,14 @@ class Panel:
         self.is_shifted = step.signed and (self.bits == 8 or max((0, *table)) >= SIGN)
         if table and self.is_shifted:
             self.table = [n ^ SIGN for n in table]
-        # Functions that add up products in 16 bits. None if 16 bits cannot hold the sum of the products of one load.
+        # Functions that add up products in 16 bits. None if the step has none, or if 16 bits cannot hold the sum of the products of one
+        # load.
         self.in_halves = step.halves if step.halves is not None and self.most_halves(step.halves) >= self.halves else None
         self.in_order = step.in_order and self.rows == 1 and self.in_halves is not None
         self.places = [(i, j) for i in range(self.rows) for j in self.vectors]
 
     def run(self) -> None:
-        """Emit the product of rows without planes."""
+        """Emit the product of rows that are not `capped`: if they have planes, each plane counts as a row."""
         self._store(self._sums(self._begins(), self._rows()))
 
     def run_capped(self) -> None:

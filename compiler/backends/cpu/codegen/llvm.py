@@ -1,7 +1,8 @@
 """Emit a scheduled loop nest as LLVM IR.
 
 A kernel has phases: the statements of the body's top-level `Seq`, between which the runtime puts barriers. If the outermost loops of a
-phase are parallel, the runtime distributes their iterations; any other phase is a single iteration. Phase K becomes three functions:
+phase are parallel, the runtime distributes their iterations over threads; any other phase is a single iteration. Phase K becomes three
+functions:
 
     name.pK        void (ptr buffers, ptr dims, i64 begin, i64 end)               loads the arguments from arrays, calls .run
     name.pK.run    void (ptr noalias b0, ..., i64 n, ..., i64 begin, i64 end)     runs the iterations begin .. end - 1

@@ -328,7 +328,7 @@ class _Statements(Statements):
                 return
 
     def loop(self, loop: For) -> None:
-        """Emit a loop over blocks or threads. Raise CompileError for any other kind of loop."""
+        """Emit a loop over blocks or threads. Raise CompileError for a parallel or a vector loop, which is for a CPU."""
         match loop.kind:
             case LoopKind.BLOCK:
                 self._blocks(loop)

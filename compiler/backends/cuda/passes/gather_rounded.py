@@ -35,7 +35,7 @@ def gather_rounded(module: IRModule) -> IRModule:
 
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
         """Return the gathering or look-up of cast operands, for a cast to a smaller type of what is gathered or looked up. Return None for
-        any other binding."""
+        any other binding, and where `_looked_up` returns None."""
         if not isinstance(value, Call) or not isinstance(binding.value, Call):
             return None
         num_uses = uses.get(binding.var, 0)

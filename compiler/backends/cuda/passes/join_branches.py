@@ -101,7 +101,8 @@ class _Joiner:
         return _Group(product, frozenset(views), tuple(readers))
 
     def _joined(self, group: _Group) -> CallTir | None:
-        """Return the call that replaces a group. Return None if the call has too many operands or no schedule supports it."""
+        """Return the call that replaces a group. Return None if its calls cannot be one call (`JoinedCall.outlined`), or if no schedule
+        supports the result."""
         assert isinstance(group.product.value, CallTir)
         product, joined = written_out(group.product.value, self.prim(group.product.value)), JoinedCall()
         joined.add(product)

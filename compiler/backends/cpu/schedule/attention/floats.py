@@ -55,8 +55,8 @@ class Floats:
 
     @staticmethod
     def of(operands: PagedOperands, tiles: ProductTiles) -> Floats:
-        """Choose the instructions: they multiply pairs of bf16 if the target multiplies these faster than f32, and if the program and the
-        sizes of heads allow it, otherwise f32."""
+        """Choose the instructions: they multiply pairs of bf16 if the target's vector instructions multiply these faster than f32, and if
+        the program, the pages and the sizes of heads allow it, otherwise f32."""
         in_pairs = tiles.pairs is not None and not tiles.pairs.on_matrix_unit and operands.fits_pairs
         return Floats(operands, tiles.attention.shape, tiles.attention.steps, in_pairs)
 

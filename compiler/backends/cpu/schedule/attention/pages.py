@@ -2,7 +2,7 @@
 
 The keys of a page are stored as [size, PAGE], with the keys innermost, but its values as [PAGE, value size]: products with weights read one
 value after another. If pages have only keys, whose beginnings are the values, a unit transposes the values of a page into the layout [PAGE,
-value size] before the first product with weights, once for all rows that share the page.
+value size] before it multiplies them by weights.
 """
 
 from __future__ import annotations

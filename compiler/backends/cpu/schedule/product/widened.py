@@ -1,4 +1,5 @@
-"""Sums of 4-bit weights that are widened to 8 bits for a matrix unit.
+"""Sums of 4-bit weights that are widened to 8 bits for a matrix unit. A row of 8-bit integers is one plane, and a row of 16-bit integers
+has two planes of bytes.
 
 A thread widens a part of a panel into memory that stays in the first-level cache, and multiplies all rows of its block by this part. While
 the unit multiplies a part, vector instructions widen the part that is multiplied next (compiler/machine/intrinsics/amx_widening.py). The
