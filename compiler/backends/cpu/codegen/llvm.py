@@ -8,7 +8,8 @@ functions:
     name.pK.run    void (ptr noalias b0, ..., i64 n, ..., i64 begin, i64 end)     runs the iterations begin .. end - 1
     name.pK.grid   i64 (ptr dims)                                                 returns the number of iterations
 
-The parameters of `.run` tell LLVM which buffers cannot overlap. `attrs["inplace"]` lists the pairs of buffer numbers that may overlap.
+The parameters of `.run` tell LLVM which buffers cannot overlap. `attrs["inplace"]` lists the pairs of buffers, by their numbers, that may
+overlap.
 
 A vector loop becomes vector instructions. A value that differs between lanes is a vector with one element per lane; other values are
 scalars. A condition that differs between lanes becomes a mask for loads and stores. So the last, partial vector of a row runs exactly the

@@ -124,7 +124,8 @@ class _Joiner:
 
 
 def _is_elementwise(prim: PrimFunc) -> bool:
-    """Return whether the function computes its elements one by one, without reductions, and no other rank reads them."""
+    """Return whether the function computes its elements one by one, without reductions, and no other rank (a GPU that runs the same
+    program) reads them."""
     if RANKS in prim.attrs:  # what other ranks read must be in memory
         return False
     return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))

@@ -225,7 +225,7 @@ class MatrixRows(Rows):
         k.tile(SoftmaxRows(self.scores.shape[2].const, PANELS), *self.softmax_operands(FIRST, first), dims=(count,))
 
     def softmax_operands(self, buffer: Dim, first: Dim) -> tuple[Load, ...]:
-        """Return the operands of the softmax of the rows in a buffer. The first of them is row `first` of the item."""
+        """Return the operands of the softmax of the rows in a buffer. The first of these rows is row `first` of the item."""
         of_block, softmax = (self.weights[buffer, 0, 0], self.scores[buffer, 0, 0, 0]), self.softmax
         return *of_block, softmax.maximum[first], softmax.sums[first, 0], self.rescale[buffer, 0]
 
@@ -266,7 +266,7 @@ class MatrixRows(Rows):
 
     def add_products(self, k: Kernel, first: Dim, buffer: Dim, count: Dim | int) -> None:
         """Rescale the weighted values of `count` rows, and add the products of the current block to them. `first` is the first of these
-        rows in the item; its products are in row 0."""
+        rows in the item; its products are in row 0 of `products`."""
         with k.serial("m", count) as m:
             self.add_product(k, m, first + m, buffer)
 

@@ -11,7 +11,8 @@ scales of several groups, stores the factors in the first-level cache, and then 
 behind the weights of their group (streams.py), the kernel reads them there, group by group. If a product has several sums, the kernel
 computes several panels of one sum for a single row, and then these panels of the next sum.
 
-If one group is the whole of k, a matrix unit computes k in parts, and the exact sums of a block of rows are in memory between parts.
+If one group is the whole of k, the axis that is summed, a matrix unit computes k in parts, and the exact sums of a block of rows are in
+memory between parts. A claim is what a thread computes at a time: a block of rows with one or more panels (panels.py).
 """
 
 from __future__ import annotations
@@ -227,8 +228,8 @@ class Groups:
                 self.store_line(k, line, exact, ZERO, m)
 
     def store_line(self, k: Kernel, line: TileOrigin, exact: Sequence[Array], beside: Dim, m: Dim) -> None:
-        """Store one row of the result. A channel is one group, so the whole sum is the group's term, if there is one, plus its exact sum
-        times its factor."""
+        """Store one row of the result. A column of weights is one group, so the whole sum is the group's term, if there is one, plus its
+        exact sum times its factor."""
         sums, shape, num_planes = self.product.sums, self.tile.shape, self.num_planes
         accs = local_per_sum(k, self.product, "acc", 1, shape.vectors, shape.lanes)
         for s, acc in zip(sums, accs, strict=True):
@@ -267,7 +268,8 @@ class Groups:
 
 
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
-    """Return the value with which the exact sum of each plane begins: `begins` of the sum, or 0 if it is empty."""
+    """Return the value with which the exact sum of each plane begins: that of `node.begins` of the sum, or 0 if there are no such
+    values."""
     return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
 
 

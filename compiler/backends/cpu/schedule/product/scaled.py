@@ -2,8 +2,8 @@
 multiplied by the scale, and groups are added in order.
 
 On vectors, the sums of a tile stay in registers for all groups. On a matrix unit, a thread decodes a part of a panel into memory that stays
-in the first-level cache, and multiplies all rows of its block by this part. On a matrix unit, the sum of a group and the total over groups
-are in memory.
+in the first-level cache, and multiplies all rows of its block by this part. The unit's sum of a group and the total over groups are in
+memory. A claim is what a thread computes at a time: a block of rows with one panel (panels.py).
 """
 
 from __future__ import annotations
