@@ -150,7 +150,7 @@ class Pages(BlockCode):
         self._each_barrier("mbarrier.inval.shared.b64 [$0];")
 
     def _each_barrier(self, text: str) -> None:
-        """Emit an instruction that one thread runs for each mbarrier."""
+        """Emit an instruction for the mbarriers: thread i runs it for mbarrier i."""
         code, thread = self.code, self.thread_again()
         with code.when(code.op(f"icmp ult i64 {thread}, {self.op.num_barriers}")):
             place = self.plus(self.times(thread, BARRIER_BYTES), str(self.op.barriers_at))

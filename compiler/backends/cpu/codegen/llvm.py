@@ -109,7 +109,8 @@ def _unravel(indices: Indices, counter: Index, loops: list[For]) -> None:
 
 
 class _Statements(Statements):
-    """Emits the statements of a phase for a CPU. A vector loop becomes vector instructions, and local buffers are on the stack."""
+    """Emits the statements of a phase for a CPU or for WebAssembly. A vector loop becomes vector instructions, and local buffers are on the
+    stack."""
 
     def loop(self, loop: For) -> None:
         """Emit a parallel or a vector loop. Raise CompileError for a loop that is bound to the threads of a GPU."""

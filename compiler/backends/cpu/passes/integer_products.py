@@ -18,9 +18,9 @@ of 4 bits, whose doubles are integers. For machines without instructions for thi
 
 If the target has a matrix unit, and the program tolerates rows of bf16, products use number schemes that suit the unit. A weight of 4-bit
 integers in groups, without offsets, is multiplied by `widened_linear`, if the unit's tile can widen groups and channels of these lengths,
-and unless the weight is also the table of embeddings: the weight is widened to 8 bits with one scale per channel. Each row of x then has
-one scale, and elements of 8 bits, or of 16 bits if 8 bits are too few for that row. Channels of weights of 8 or 6 bits with one scale per
-channel are cut into parts only if they have more than LONGEST_ON_UNIT elements (number_schemes.py).
+and unless the weight is also the table of embeddings: the weight is widened to 8 bits with one scale per channel (a column of the product).
+Each row of x then has one scale, and elements of 8 bits, or of 16 bits if 8 bits are too few for that row. Channels of weights of 8 or 6
+bits with one scale per channel are cut into parts only if they have more than LONGEST_ON_UNIT elements (number_schemes.py).
 """
 
 from __future__ import annotations

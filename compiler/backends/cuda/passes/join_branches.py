@@ -36,7 +36,7 @@ from compiler.passes.rewrite import count_uses, rewrite_bodies, rewrite_dataflow
 class JoinBranches:
     """The pass."""
 
-    takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
+    takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages (statements) of a function
 
     def __call__(self, module: IRModule) -> IRModule:
         """Return the module in which products are joined with the calls that read their elements, where a schedule supports the result."""

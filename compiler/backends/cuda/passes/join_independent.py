@@ -30,7 +30,7 @@ from compiler.passes.rewrite import rewrite_bodies, rewrite_dataflow
 class JoinIndependent:
     """The pass. Only adjacent calls are joined, two at a time."""
 
-    takes: Callable[[PrimFunc], bool]  # whether one launch computes all stages of a function, as fast as any other schedule
+    takes: Callable[[PrimFunc], bool]  # whether one launch computes all stages (statements) of a function, as fast as any other schedule
 
     def __call__(self, module: IRModule) -> IRModule:
         """Return the module in which pairs of adjacent, independent calls are joined, where one launch can compute both."""

@@ -32,7 +32,7 @@ NAME = "route"  # name of joined calls
 class JoinRows:
     """The pass."""
 
-    takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
+    takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages (statements) of a function
 
     def __call__(self, module: IRModule) -> IRModule:
         """Return the module in which runs of calls that compute short rows are joined, where a schedule supports the result."""

@@ -1,4 +1,4 @@
-"""Blocks of keys. A split of a sequence consists of blocks, a block of panels, and a panel of pages."""
+"""Blocks of keys. A split of a sequence consists of blocks, a block of panels, and a panel of pages. A row is a query head of a token."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Attention by instructions that multiply integers: a unit as walk.py defines it. It serves pages of 8-bit integers, and sums of products
 are exact.
 
-A query is rounded to integers of 16 bits with one scale, and so are the attention weights of a row in a block, after each is multiplied by
-the scale of its value. If the program allows it (`row_bits`), the integers have 8 bits instead. Rounding changes a weight by at most about
-2^-16, or 2^-8, of the largest weight of its block. Products with the bytes of the cache are exact in 32 bits, whatever instruction computes
-them. So a row has the same bits in any tile and with all instruction sets that have these products. Keys and values that a row does not see
-are finite numbers with weight 0, so they do not affect the row.
+A query is rounded to integers of 16 bits with one scale, and so are the attention weights of a row (a query head of a token) in a block of
+keys, after each is multiplied by the scale of its value. If the program allows it (`row_bits`), the integers have 8 bits instead. Rounding
+changes a weight by at most about 2^-16, or 2^-8, of the largest weight of its block. Products with the bytes of the cache are exact in 32
+bits, whatever instruction computes them. So a row has the same bits in any tile and with all instruction sets that have these products.
+Keys and values that a row does not see are finite numbers with weight 0, so they do not affect the row.
 
 The instructions multiply signed by unsigned integers, so packing adds 128 to the bytes of the cache. To compensate, the sums of a row begin
 at -128 times the sum of the row's integers.

@@ -1,4 +1,4 @@
-"""The work items of paged attention: which rows a thread computes together, and loops over these rows."""
+"""The work items of paged attention: which rows (query heads of tokens) a thread computes together, and loops over these rows."""
 
 from __future__ import annotations
 

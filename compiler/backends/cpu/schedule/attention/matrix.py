@@ -4,9 +4,9 @@ The matrix unit multiplies so fast that most of the time goes into the softmax. 
 branches, and its exponentials have base 2 and few instructions (SoftmaxRows): queries, or scores after they are capped, are multiplied by
 log2(e). Where many rows share a block, the kernel computes the softmax of some rows while the unit multiplies other rows (AmxAttend).
 
-A row has the same bits whatever other rows are in the tile: the products of a block are stored separately, and each row adds its own
-products to its sums. A key that the row does not see has weight 0, so it adds a product of +0 or -0. This cannot change a sum: a sum of 0
-is always +0, because accumulators begin with +0. A block of which the row sees no key leaves its sums unchanged.
+A row (a query head of a token) has the same bits whatever other rows are in the tile: the products of a block are stored separately, and
+each row adds its own products to its sums. A key that the row does not see has weight 0, so it adds a product of +0 or -0. This cannot
+change a sum: a sum of 0 is always +0, because accumulators begin with +0. A block of which the row sees no key leaves its sums unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The rows of a work item on a matrix unit: how panels of keys and values are loaded and multiplied, and how a single token adds a block.
+"""The rows (query heads of tokens) of a work item on a matrix unit: how panels of keys and values are loaded and multiplied, and how a
+single token adds a block.
 
 The unit multiplies bf16, the type of the pages, so queries and weights are rounded to bf16. Keys and values are interleaved in pairs when
 they are loaded from their page, usually once for all rows that attend to them. Values that no row sees are loaded as zeros, because 0 * NaN
@@ -257,8 +258,8 @@ class MatrixRows(Rows):
     def multiply_panels(
         self, k: Kernel, row: Dim, span: Span, place: Dim, *, fresh: bool, later: Load | None = None, buffer: Dim = FIRST
     ) -> None:
-        """Multiply the weights of `height` rows for the panels of `span` by their values. Among the loaded panels of values, panel `place`
-        is the first of these. If `later` is not None, it is the place of a head's page to prefetch, and `span` is one panel."""
+        """Multiply the weights that `height` rows give to the keys of the panels of `span` by the values of these keys, which are loaded
+        from panel `place` of `values` on. If `later` is not None, it is the place of a head's page to prefetch, and `span` is one panel."""
         with k.serial("p", self.products.shape[0]) as p:
             operands = self.products[p, row, 0], self.weights[buffer, row, span.first * PANEL], self.values[p, place * (PANEL // 2), 0]
             ahead, share = ((), ()) if later is None else ((later,), (p * LINES, LINES))

@@ -179,8 +179,8 @@ class Walk(ABC):
 
     def write_item(self, item: Dim, stored: Partial, arrived: Array) -> None:
         """Write what a block does for an item: a split of a token if there are few tokens, otherwise a run. The block does nothing if no
-        run begins at its item, or if the token sees no key of the split. The softmax of a split is written to `stored`, and `arrived`
-        counts the splits of each token that are computed."""
+        run begins at its item, or if the token sees no key of the split. If there are few tokens, the softmax of a split is written to
+        `stored`, and `arrived` counts the splits of each token that are computed."""
         k, splits = self.k, self.most_splits
         split, t, group = k.unravel(item, [("split", self.num_items), ("t", self.tokens), ("group", Dim.of(self.groups))])
         with k.when(select(self.is_few, less(split, splits), less(split, 1) & self.begins_run(t, group))):
