@@ -22,8 +22,8 @@ class Backend:
     pipeline: Callable[[Target, tuple[Instrument, ...]], Pipeline]
     # Emit one scheduled kernel, under the given name, as LLVM IR.
     emit: Callable[[str, PrimFunc, Target], KernelCode]
-    # Link all kernels. The string is LLVM IR of further functions, such as those that compute shapes on the host. `Emit` makes the machine
-    # code of these functions. It also makes the machine code of the kernels if `keeps_kernels` is false.
+    # Link all kernels. The string is LLVM IR of further functions, such as those that compute shapes on the host. The argument of type
+    # `Emit` compiles these functions to machine code, and the kernels with them if `keeps_kernels` is false.
     link: Callable[[Iterable[KernelCode], Target, str, Emit], LinkedCode]
     # Whether `link` compiles each kernel by itself, so that its machine code can be kept.
     keeps_kernels: bool

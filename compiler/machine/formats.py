@@ -47,7 +47,7 @@ class Panels(Format):
 
     @property
     def held_bits(self) -> int:
-        """The number of bits of a stored weight before it is packed into panels. Two weights of 4 bits share a byte."""
+        """The number of bits of a weight in the buffer from which panels are packed. In that buffer, two weights of 4 bits share a byte."""
         return self.bits
 
     @property

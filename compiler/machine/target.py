@@ -2,7 +2,8 @@
 
 A target is defined by its features and not by the name of a CPU: in virtual machines LLVM often detects a wrong name, but the right
 features. A named target is a level of capability: a fixed set of features. The target `host` is this machine, with the features of its CPU
-that a process may use; for a GPU, `host` is the latest named target that the GPU can run.
+that a process may use, or with fewer features if RELAXSERVE_TARGET says so; for a GPU, `host` is the latest named target that the GPU can
+run.
 """
 
 from __future__ import annotations
@@ -148,8 +149,7 @@ NAMED: Final = {
 
 
 def get(name: str) -> Target:
-    """Return the named target, or the target of this machine for "host" (`host`). Raise TargetError for an unknown name, and if this
-    machine is not supported."""
+    """Return the named target, or, for "host", the result of `host`, which may raise TargetError. Raise TargetError for an unknown name."""
     if name == "host":
         return host()
     if name not in NAMED:

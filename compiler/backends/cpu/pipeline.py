@@ -1,4 +1,4 @@
-"""The passes of the CPU back end. The tiles of the target decide which optional passes run."""
+"""The passes of the back ends for CPUs and for WebAssembly. The tiles of the target decide which optional passes run."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
 
 
 def _may_share_a_launch(prim: PrimFunc, tiles: ProductTiles, target: Target) -> bool:
-    """Return whether one launch computes all stages of a function, with the schedule of rows or the reference schedule, and whether the
-    rules choose that schedule. Schedules of earlier rules are faster where they apply. For example, the schedule of rows also computes
-    products, but not on tensor cores."""
+    """Return whether one launch computes all stages of a function, with the schedule of rows (rows.py) or the reference schedule
+    (elements.py), and rules.py chooses that schedule. Schedules of earlier rules are faster where they apply. For example, the schedule of
+    rows also computes products, but not on tensor cores."""
     if not is_one_launch(prim) and schedule_rows(prim) is None:
         return False
     return schedule(prim, tiles, target).attrs["schedule"] in ("rows", "elements")

@@ -1,4 +1,5 @@
-"""The WebAssembly back end. Since browsers compile WebAssembly for a CPU, it shares passes, schedules and LLVM IR with the CPU back end."""
+"""The WebAssembly back end. Since browsers compile WebAssembly for a CPU, kernels get the passes, the schedules and the LLVM IR of the CPU
+back end."""
 
 from __future__ import annotations
 

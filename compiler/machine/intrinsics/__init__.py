@@ -1,7 +1,7 @@
 """The intrinsic tiles. Importing this package imports every module of the folder, and each module registers its intrinsics.
 
-A module defines one intrinsic or a family: fields, operands, meaning in NumPy, required CPU features, and LLVM IR. To add an intrinsic, add
-a module.
+Most modules define one intrinsic or a family: fields, operands, meaning in NumPy, required CPU features, and LLVM IR. The other modules
+define what several intrinsics share, or emit the code of a large one. To add an intrinsic, add a module.
 """
 
 from importlib import import_module

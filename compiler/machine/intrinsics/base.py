@@ -18,7 +18,7 @@ class Intrinsic(TileOp):
 
     __slots__ = ()
     needs: ClassVar[Features] = NONE  # features that the target must have
-    vector_bits: ClassVar[int] = 0  # width in bits of the registers that the intrinsic uses
+    vector_bits: ClassVar[int] = 0  # width in bits of the vector registers that the target must have; 0: any
     threads: ClassVar[int] = 1  # number of threads of a GPU block that run the intrinsic together; on a CPU, 1
     crowded: ClassVar[bool] = False  # whether threads of a GPU have no registers to spare while they run the intrinsic
     shared_alignment: ClassVar[int] = 16  # alignment in bytes of operands in the shared memory of a GPU

@@ -104,8 +104,8 @@ class DotPanel(_PanelOp):
     kind: str = Kind.INT  # the kind of numbers of b. If it has a table, b is a panel of `TABLE_PANELS`
     cached_panel: bool = False  # b is in L1, so the product does not prefetch it
     later: int = 0  # number of operands `later0`, `later1` and so on
-    # Each row of a consists of two planes, `stride` apart: the upper plane, whose numbers count 256 times and are zero except for outliers,
-    # and the lower plane. Zeros of upper planes are skipped.
+    # Each row of a consists of two planes, `stride` apart: the upper plane, whose numbers count 256 times and are zero except for outliers
+    # (the few numbers that need 16 bits), and the lower plane. Zeros of upper planes are skipped.
     capped: bool = False
 
     def problems(self) -> Iterator[str]:

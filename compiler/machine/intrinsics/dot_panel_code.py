@@ -56,13 +56,14 @@ class Panel:
         self.is_shifted = step.signed and (self.bits == 8 or max((0, *table)) >= SIGN)
         if table and self.is_shifted:
             self.table = [n ^ SIGN for n in table]
-        # Functions that add up products in 16 bits. None if 16 bits cannot hold the sum of the products of one load.
+        # Functions that add up products in 16 bits. None if the step has none, or if 16 bits cannot hold the sum of the products of one
+        # load.
         self.in_halves = step.halves if step.halves is not None and self.most_halves(step.halves) >= self.halves else None
         self.in_order = step.in_order and self.rows == 1 and self.in_halves is not None
         self.places = [(i, j) for i in range(self.rows) for j in self.vectors]
 
     def run(self) -> None:
-        """Emit the product of rows without planes."""
+        """Emit the product of rows that are not `capped`: if they have planes, each plane counts as a row."""
         self._store(self._sums(self._begins(), self._rows()))
 
     def run_capped(self) -> None:
@@ -194,8 +195,8 @@ class Panel:
         return [self.code.op(f"getelementptr {element}, ptr {self.a}, i64 {self._times(self.stride, i)}") for i in numbers]
 
     def _totals(self, begins: Mapping[tuple[int, int], str]) -> tuple[dict[tuple[int, int, int], str], list[str]]:
-        """Return variables for the sums, which begin with the values of `begins`, and, if bytes are shifted, for the sum of each row's
-        elements."""
+        """Return variables for the sums, which begin with the values of `begins`, and, if 128 is subtracted from the bytes of the panel
+        (`is_shifted`), for the sum of each row's elements."""
         code = self.code
         totals = {(*place, part): code.alloca(self.vector) for place in self.places for part in range(2 if self.separate_halves else 1)}
         for (i, j, part), total in totals.items():
@@ -212,8 +213,8 @@ class Panel:
             self.code.do(f"store {self.vector} {self.in_halves.widen(self.code, self._load(total), some)}, ptr {total}, align 4")
 
     def _total(self, totals: Mapping[tuple[int, int, int], str], added: Sequence[str], i: int, j: int) -> str:
-        """Return the finished sum of row `i` and the columns of register `j`: the variables of both halves together and, if the bytes of
-        the panel are shifted, 128 times the sum of the row's elements."""
+        """Return the finished sum of row `i` and the columns of register `j`: the variables for the lower and the upper halves of bytes
+        together and, if 128 was subtracted from the bytes of the panel (`is_shifted`), 128 times the sum of the row's elements."""
         code, lanes = self.code, self.step.lanes
         value = self._load(totals[i, j, 0])
         if self.separate_halves:
@@ -254,7 +255,7 @@ class Panel:
     ) -> None:
         """Emit the products of one load of each register of b with `rows`: all rows, or some rows by their numbers. With weights of 6 bits,
         emit the products of three loads of each register instead. `gathered` maps a total to 16-bit sums that must still be added to it.
-        `added` holds the sum of each row's elements, if the bytes of the panel are shifted."""
+        `added` holds the sum of each row's elements, if 128 is subtracted from the bytes of the panel (`is_shifted`)."""
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.loads * self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [] if self.bits == 6 else [self._line(panel, 0, j) for j in self.vectors]
@@ -318,7 +319,8 @@ class Panel:
 
     def _sixes(self, panel: str, j: int, four: int, last: dict[int, str]) -> str:
         """Return one of the four groups of neighbours along k that three lines hold in the format `PANEL6`. Each of the first three groups
-        is read with its line, which also has a part of the last group. `last` collects these parts. So few registers are in use."""
+        is read with its line, which also has a part of the last group. `last` collects these parts. In this way, only few registers are in
+        use."""
         code, lanes = self.code, self.step.lanes
         if four == THIRDS:
             return last[j]

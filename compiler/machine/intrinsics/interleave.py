@@ -16,7 +16,8 @@ PAIRS = 8
 
 @tile_op
 class InterleavePairs(Intrinsic):
-    """interleave_pairs(out, source) dims(out stride, stride): interleave 16 rows of `columns` bf16. Each two rows become one row of pairs.
+    """interleave_pairs(out, source) dims(out stride, stride): interleave 16 rows of `columns` bf16. Rows 2i and 2i + 1 become row i of
+    pairs.
 
     With `masked`, dims are (out stride, stride, low, high), and the tile writes zeros instead of rows outside low .. high - 1. The rows
     outside may contain anything, even NaN.

@@ -9,7 +9,7 @@ Weights of 8 or 4 bits are converted in registers to bf16, which represents them
 scale, and groups are added in order.
 
 Asynchronous copies from global memory run `stages` - 1 steps ahead of the products. With 8 rows, each warp copies the rows for itself, so
-no warp waits for another. If there are more rows, they are copied once for all warps.
+no warp waits for another until the products are complete. If there are more rows, they are copied once for all warps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The softmax of a block of scores, as attention on a matrix unit needs it: weights in bf16, and exponentials with few instructions.
 
-Scores are multiplied by log2(e), so a weight is a power of two. 2^x is a polynomial of x - floor(x), scaled by 2^floor(x). AVX-512 has one
-instruction that computes x - floor(x), and one that scales. Powers below 2^-126 are 0, because a denormal result takes hundreds of cycles.
+Scores are multiplied by log2(e), so a weight is a power of two. 2^x is computed as a polynomial of x - floor(x), scaled by 2^floor(x).
+AVX-512 has one instruction that computes x - floor(x), and one that scales. Powers below 2^-126 are 0, because a denormal result takes
+hundreds of cycles.
 """
 
 from __future__ import annotations

@@ -152,8 +152,9 @@ class Wgmma(BlockProduct):
 
     @property
     def fills_left(self) -> bool:
-        """Whether the rows of a stage, which follow its weights in shared memory, have at least as many bytes as 32 columns of weights. The
-        last left operand of a thin tile then reads the rows in place of the 32 columns that it lacks; nothing uses these products."""
+        """Whether weights have 16 bits, and the rows of a stage, which follow its weights in shared memory, have at least as many bytes as
+        32 columns of weights in one step. The last left operand of a thin tile then reads the rows in place of the 32 columns that it
+        lacks; nothing uses these products."""
         return self.bits == 16 and self.fold * self.row_bytes >= self.panel_bytes
 
     @property

@@ -3,7 +3,7 @@
 The first warpgroup copies keys, the second one values, in chunks of 16 bytes. An mbarrier signals that the keys of a stage have arrived,
 another one that its values have. No thread signals that a stage may be filled again: the warpgroups take turns (wgmma_attend_code.py), and
 fill a stage when both have multiplied its previous contents. After the first warpgroup has multiplied the keys of turn t, both have
-multiplied those of turn t - 1, so it copies keys for turn t + 1 to the stage of the latter. After the second one has multiplied the keys of
+multiplied those of turn t - 1, so it copies keys for turn t + 1 to the stage of turn t - 1. After the second one has multiplied the keys of
 turn t, both have multiplied the values of turn t - 1, so it copies values for turn t + 1. Instead of values that no row sees, zeros are
 stored.
 """
@@ -150,7 +150,7 @@ class Pages(BlockCode):
         self._each_barrier("mbarrier.inval.shared.b64 [$0];")
 
     def _each_barrier(self, text: str) -> None:
-        """Emit an instruction that one thread runs for each mbarrier."""
+        """Emit an instruction for the mbarriers: thread i runs it for mbarrier i."""
         code, thread = self.code, self.thread_again()
         with code.when(code.op(f"icmp ult i64 {thread}, {self.op.num_barriers}")):
             place = self.plus(self.times(thread, BARRIER_BYTES), str(self.op.barriers_at))

@@ -153,7 +153,8 @@ class PartCode(AttendCode):
         self._announce(self.barrier_of(VALUES, turn, part), "0")
 
     def _page_places(self, source: str, pages: Sequence[str], at: int) -> list[str]:
-        """Return the address, in each page of the turn, that is `at` bytes after `source` in page 0."""
+        """Return an address in each page of the turn. `source` is an address in page 0 of the cache: find the same place in the other page,
+        and add `at` bytes."""
         code, (own,), found = self.code, pages, list[str]()
         for n in range(PAGES):
             held = code.op(f"call i32 @llvm.nvvm.shfl.sync.idx.i32(i32 -1, i32 {own}, i32 {n}, i32 31)")

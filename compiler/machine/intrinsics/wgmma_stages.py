@@ -1,9 +1,9 @@
 """Emit the copies of a product by `wgmma`: operands pass from global memory through stages, which are buffers in shared memory.
 
 One warp, the producer, fills the stages; the other warps, the consumers, multiply them. A stage has two mbarriers: `full` signals that all
-operands have arrived, `free` that all consumers have multiplied them. So no warp waits for all other warps of the block. In a cluster of
-two blocks, each producer fills half of the weights of a stage in both blocks. So a producer fills a stage again when the consumers of both
-blocks have multiplied their stages of this number.
+operands have arrived, `free` that all consumers have multiplied them. So consumers do not wait for each other between stages. In a cluster
+of two blocks, each producer fills half of the weights of a stage in both blocks. So a producer fills a stage again when the consumers of
+both blocks have multiplied their stages of this number.
 
 Global memory stores weights in the order in which `wgmma` reads them (`BRICKS` in compiler/machine/formats.py), so one lane copies a whole
 panel by one instruction. All lanes copy rows, 16 bytes each, and store them swizzled, so that neither their stores nor the reads of the

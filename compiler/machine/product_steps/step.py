@@ -29,7 +29,7 @@ class Step:
     bits: int = 8  # maximum number of bits of a weight in a panel of integers for which tiles use the step
     signed: bool = False  # whether the bytes of the right operand are signed; those of the left operand always are
     halves: Halves | None = None  # functions that a tile uses instead of `add` if 16 bits can hold the sums of one load; None: never
-    unrolled: int = 4  # loads of each column register per iteration, in tiles of several rows; all loaded vectors may be in registers
+    unrolled: int = 4  # loads of each register of columns per iteration, in tiles of several rows; all loaded vectors may be held at once
     # With a single row, finish the products of each load before the next load, and keep constants in registers. Without this, LLVM orders
     # the products by accumulator, which needs more registers.
     in_order: bool = False

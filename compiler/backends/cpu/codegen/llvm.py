@@ -1,13 +1,15 @@
 """Emit a scheduled loop nest as LLVM IR.
 
 A kernel has phases: the statements of the body's top-level `Seq`, between which the runtime puts barriers. If the outermost loops of a
-phase are parallel, the runtime distributes their iterations; any other phase is a single iteration. Phase K becomes three functions:
+phase are parallel, the runtime distributes their iterations over threads; any other phase is a single iteration. Phase K becomes three
+functions:
 
     name.pK        void (ptr buffers, ptr dims, i64 begin, i64 end)               loads the arguments from arrays, calls .run
     name.pK.run    void (ptr noalias b0, ..., i64 n, ..., i64 begin, i64 end)     runs the iterations begin .. end - 1
     name.pK.grid   i64 (ptr dims)                                                 returns the number of iterations
 
-The parameters of `.run` tell LLVM which buffers cannot overlap. `attrs["inplace"]` lists the pairs of buffer numbers that may overlap.
+The parameters of `.run` tell LLVM which buffers cannot overlap. `attrs["inplace"]` lists the pairs of buffers, by their numbers, that may
+overlap.
 
 A vector loop becomes vector instructions. A value that differs between lanes is a vector with one element per lane; other values are
 scalars. A condition that differs between lanes becomes a mask for loads and stores. So the last, partial vector of a row runs exactly the
@@ -107,7 +109,8 @@ def _unravel(indices: Indices, counter: Index, loops: list[For]) -> None:
 
 
 class _Statements(Statements):
-    """Emits the statements of a phase for a CPU. A vector loop becomes vector instructions, and local buffers are on the stack."""
+    """Emits the statements of a phase for a CPU or for WebAssembly. A vector loop becomes vector instructions, and local buffers are on the
+    stack."""
 
     def loop(self, loop: For) -> None:
         """Emit a parallel or a vector loop. Raise CompileError for a loop that is bound to the threads of a GPU."""

@@ -1,1 +1,1 @@
-"""Passes that only the CPU back end runs."""
+"""Passes that only the back ends for CPUs and for WebAssembly run."""

@@ -2,8 +2,8 @@
 
 Before: in paged attention, the page table has a variable number of columns, at most the number of pages of the longest sequence. After: the
 variable has no upper bound if its bound was at least MANY and if the variable is in the shape of no other buffer. A schedule uses the bound
-only to find out whether one split has room for all keys of any sequence. A bound of MANY or more never proves this, so the code stays the
-same.
+only to find out whether one split, a part of a sequence's keys, has room for all keys of any sequence. A bound of MANY or more never proves
+this, so the code stays the same.
 """
 
 from __future__ import annotations

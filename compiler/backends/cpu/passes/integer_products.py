@@ -3,13 +3,13 @@
 Before: `linear(x, dequantize(q, scale))`, or the same with `expert_linear`. After: rows of x are quantised, and `integer_linear` multiplies
 integers. compiler/passes/number_schemes.py says how rows are rounded; this pass chooses a tile of the target that multiplies them, and
 packs the weight in the format of this tile. A later pass, `share_subexpressions`, lets products of the same rows share the quantised rows.
-q and its scales are packed into panels; those of weights are packed when the weights are loaded. If the weight is also the table of
+q and its scales are packed into panels: when the model is loaded, if they are weights of the model. If the weight is also the table of
 embeddings, its rows are looked up in these panels. This pass changes results more than any other pass; decisions 0009 and 0100 in
 docs/decisions state the errors.
 
 A row of 16-bit integers is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss.
-Rows of 8-bit integers are stored as bytes or as words. If only outliers take 16 bits, most of the upper plane is zero, and tiles skip its
-zeros.
+Rows of 8-bit integers are stored as bytes or as words. If only outliers (the few numbers of a row with large magnitudes) take 16 bits, most
+of the upper plane is zero, and tiles skip its zeros.
 
 The groups of a weight may have zero points, so that it is (q - zero) * scale, or shifts, so that it is q * scale - shift. Then the product
 reads zero * scale, or the shift, as the offset of a group. If scales and shifts are themselves quantised, they stay integers, and the
@@ -17,10 +17,10 @@ product decodes them. Weights may also be codes of 4 bits that the product looks
 of 4 bits, whose doubles are integers. For machines without instructions for this look-up, such weights are stored as integers of 8 bits.
 
 If the target has a matrix unit, and the program tolerates rows of bf16, products use number schemes that suit the unit. A weight of 4-bit
-integers in groups, without offsets, is multiplied by `widened_linear`, unless it is also the table of embeddings: the weight is widened to
-8 bits with one scale per channel. Each row of x then has one scale, and elements of 8 bits, or of 16 bits if 8 bits are too few for that
-row. Channels of weights of 8 or 6 bits with one scale per channel are cut into parts only if they have more than LONGEST_ON_UNIT elements
-(number_schemes.py).
+integers in groups, without offsets, is multiplied by `widened_linear`, if the unit's tile can widen groups and channels of these lengths,
+and unless the weight is also the table of embeddings: the weight is widened to 8 bits with one scale per channel (a column of the product).
+Each row of x then has one scale, and elements of 8 bits, or of 16 bits if 8 bits are too few for that row. Channels of weights of 8 or 6
+bits with one scale per channel are cut into parts only if they have more than LONGEST_ON_UNIT elements (number_schemes.py).
 """
 
 from __future__ import annotations

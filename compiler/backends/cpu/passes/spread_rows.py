@@ -66,7 +66,7 @@ def _spread(prim: PrimFunc, args: tuple[int, ...], outs: tuple[int, ...]) -> Pri
 
 
 def _wider(given: Type) -> TensorType:
-    """Return the type of rows that are one cache line longer."""
+    """Return the type of rows, or of planes of rows, that are one cache line longer."""
     assert isinstance(given, TensorType) and given.shape is not None and given.dtype is not None
     return replace(given, shape=(*given.shape[:-1], given.shape[-1] + LINE_BYTES // given.dtype.num_bytes))
 

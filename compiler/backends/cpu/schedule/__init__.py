@@ -1,1 +1,1 @@
-"""Schedules for CPUs: they turn the loops of a nest into threads, vectors and tiles."""
+"""Schedules for CPUs and WebAssembly: they turn the loops of a nest into threads, vectors and tiles."""

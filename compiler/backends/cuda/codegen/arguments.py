@@ -51,7 +51,7 @@ class KeptArguments:
     @contextmanager
     def again(self) -> Generator[None]:
         """Open a block of code that reads the arguments and the number of the block. Compilers do not know what a volatile load returns. So
-        no register holds the arguments, or values that depend on them, before this code."""
+        they cannot let registers hold the arguments, or values that depend on them, before this code."""
         code, expressions = self.code, self.expressions
         storage, env, params = expressions.memory.storage, expressions.indices.env, expressions.params
         expressions.memory.storage, expressions.indices.env, expressions.params = dict(storage), dict(env), dict(params)

@@ -57,7 +57,7 @@ BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 THREAD_AGAIN, GRID_AGAIN = (f'call i32 asm sideeffect "mov.u32 $0, %{x}.x;", "=r"()' for x in ("tid", "nctaid"))
 WARP = 32  # threads of a warp; a thread of a smaller block gets as many registers as a thread of a warp
 ENOUGH_THREADS = 512  # threads that keep a multiprocessor busy; each can then have 128 of the multiprocessor's 65,536 registers
-MOST_IN_HALF = 96  # maximum number of elements of a thread's local array in these registers; threads with more get twice as many registers
+MOST_IN_HALF = 96  # number of elements of a local array up to which 128 registers suffice; for more, a thread gets twice as many
 _LET_BEGIN, _WAIT = (f'  call void asm sideeffect "griddepcontrol.{x};", "~{{memory}}"() convergent' for x in ("launch_dependents", "wait"))
 _BEGUN = f"""  %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %number = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
@@ -217,7 +217,7 @@ def _thread_loops(stmt: Stmt) -> list[For]:
 
 
 def _together(tile: Tile) -> int:
-    """Return the number of threads of a block that run the tile together; 1 if threads run the tile each for itself."""
+    """Return the number of threads of a block that run the tile together; 1 if each thread runs the tile by itself."""
     return tile.op.threads if isinstance(tile.op, Intrinsic) else 1
 
 
@@ -328,7 +328,7 @@ class _Statements(Statements):
                 return
 
     def loop(self, loop: For) -> None:
-        """Emit a loop over blocks or threads. Raise CompileError for any other kind of loop."""
+        """Emit a loop over blocks or threads. Raise CompileError for a parallel or a vector loop, which is for a CPU."""
         match loop.kind:
             case LoopKind.BLOCK:
                 self._blocks(loop)

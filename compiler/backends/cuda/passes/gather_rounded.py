@@ -1,4 +1,5 @@
-"""Round columns before ranks gather them, and rows of a table before experts look them up, if a cast reads the result.
+"""Round columns before ranks (the GPUs that run a program together) gather them, and rows of a table before experts look them up, if a cast
+reads the result.
 
 Before: ranks gather columns of f32, or experts look up rows of f32, and only casts to smaller types read the result. After: the operands
 are cast, and the results are gathered or looked up. The values are the same, in fewer bytes. The cast is fused into the kernel that
@@ -35,7 +36,7 @@ def gather_rounded(module: IRModule) -> IRModule:
 
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
         """Return the gathering or look-up of cast operands, for a cast to a smaller type of what is gathered or looked up. Return None for
-        any other binding."""
+        any other binding, and where `_looked_up` returns None."""
         if not isinstance(value, Call) or not isinstance(binding.value, Call):
             return None
         num_uses = uses.get(binding.var, 0)

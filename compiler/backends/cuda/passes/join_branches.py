@@ -36,7 +36,7 @@ from compiler.passes.rewrite import count_uses, rewrite_bodies, rewrite_dataflow
 class JoinBranches:
     """The pass."""
 
-    takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
+    takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages (statements) of a function
 
     def __call__(self, module: IRModule) -> IRModule:
         """Return the module in which products are joined with the calls that read their elements, where a schedule supports the result."""
@@ -101,7 +101,8 @@ class _Joiner:
         return _Group(product, frozenset(views), tuple(readers))
 
     def _joined(self, group: _Group) -> CallTir | None:
-        """Return the call that replaces a group. Return None if the call has too many operands or no schedule supports it."""
+        """Return the call that replaces a group. Return None if its calls cannot be one call (`JoinedCall.outlined`), or if no schedule
+        supports the result."""
         assert isinstance(group.product.value, CallTir)
         product, joined = written_out(group.product.value, self.prim(group.product.value)), JoinedCall()
         joined.add(product)
@@ -123,7 +124,8 @@ class _Joiner:
 
 
 def _is_elementwise(prim: PrimFunc) -> bool:
-    """Return whether the function computes its elements one by one, without reductions, and no other rank reads them."""
+    """Return whether the function computes its elements one by one, without reductions, and no other rank (a GPU that runs the same
+    program) reads them."""
     if RANKS in prim.attrs:  # what other ranks read must be in memory
         return False
     return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))

@@ -30,7 +30,7 @@ from compiler.passes.rewrite import rewrite_bodies, rewrite_dataflow
 class JoinIndependent:
     """The pass. Only adjacent calls are joined, two at a time."""
 
-    takes: Callable[[PrimFunc], bool]  # whether one launch computes all stages of a function, as fast as any other schedule
+    takes: Callable[[PrimFunc], bool]  # whether one launch computes all stages (statements) of a function, as fast as any other schedule
 
     def __call__(self, module: IRModule) -> IRModule:
         """Return the module in which pairs of adjacent, independent calls are joined, where one launch can compute both."""
@@ -84,7 +84,8 @@ class _Joiner:
         return None if call is None or not self.takes(self.prim(call)) else with_results(call, [first, second])
 
     def _may_join(self, call: CallTir) -> bool:
-        """Return whether one launch computes the called function as fast as any other schedule, and no other rank reads its result."""
+        """Return whether one launch computes the called function as fast as any other schedule, and no other rank (a GPU that runs the same
+        program) reads its result."""
         if call.func not in self.known:
             prim = self.prim(call)
             self.known[call.func] = RANKS not in prim.attrs and self.takes(prim)

@@ -32,7 +32,7 @@ NAME = "route"  # name of joined calls
 class JoinRows:
     """The pass."""
 
-    takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
+    takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages (statements) of a function
 
     def __call__(self, module: IRModule) -> IRModule:
         """Return the module in which runs of calls that compute short rows are joined, where a schedule supports the result."""
@@ -91,8 +91,8 @@ class _Joiner:
         return made.shape[0] if self.known[call.func] else None
 
     def _joined(self, run: Sequence[Binding], uses: Mapping[Var, int]) -> list[Binding] | None:
-        """Return the bindings that replace the calls of a run by one. Return None if the calls cannot be joined, or if nothing reads their
-        results."""
+        """Return the bindings that replace the calls of a run by one. Return None if the calls cannot be joined, or if nothing outside the
+        run reads their results."""
         joined, made = JoinedCall(), dict[Atom, Buffer]()
         for binding in run:
             call = binding.value

@@ -87,8 +87,8 @@ def _vectors(stmt: Stmt, around: tuple[For, ...]) -> Iterator[_Vector]:
 
 
 def _group(vector: _Vector) -> For | None:
-    """Return the loop, of constant extent, that chooses the group of columns of a loop over lanes, by the last indices of local arrays.
-    Return None if there is no such loop."""
+    """Return the loop, of constant extent, that chooses which group of columns a loop over lanes accesses: the last indices of local arrays
+    are the group's first column plus the lane. Return None if there is no such loop."""
     loop = vector.loop
     last = [at[-1] for buffer, at in _accesses(loop) if buffer.scope is Scope.LOCAL and at and loop.var in at[-1].vars()]
     around = [outer for outer in vector.around if outer.extent.is_const] if last else []

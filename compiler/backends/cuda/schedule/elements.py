@@ -4,9 +4,9 @@
       when b * THREADS + t < elements { the element with that number }
     }
 
-Every element is computed by the same operations, so its bits do not depend on its place. Stages that do not read what other stages write
-share one launch: the blocks of one stage follow the blocks of another in the grid. Stages that are not elementwise nests, such as scans,
-run in launches of their own (`_in_order`), so the schedule applies to any nest.
+Every element is computed by the same operations, so its bits do not depend on its place. Adjacent elementwise stages that do not read what
+the others write share one launch: the blocks of one stage follow the blocks of another in the grid. Stages that are not elementwise nests,
+such as scans, run in launches of their own (`_in_order`), so the schedule applies to any nest.
 """
 
 from __future__ import annotations

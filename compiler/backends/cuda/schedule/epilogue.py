@@ -3,9 +3,9 @@
 All rows of a group are computed before any of them is stored. So their loads are in flight together; otherwise they would not be, because
 the assembler does not move a load over a store. A row after the last one is computed as the last row, and not stored. Where all rows of a
 group exist, a product's own store (`StoreWriter`) has no conditions between rows, because LLVM would move the loads of each row behind its
-condition. `BranchWriter` always has these conditions, because threads have no registers for a second copy of the code. If its values depend
-on integers that the nest reads, or cannot be computed without the nest's condition, the writer computes each row just before it stores the
-row.
+condition. `BranchWriter` always has these conditions, because threads have no registers for a second copy of the code. If the values of its
+branch (branches.py) depend on integers that the branch's nest reads, or cannot be computed without the nest's condition, the writer
+computes each row just before it stores the row.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ class Writer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a tile in increasing order. Row 0 of the tile is row `first` of the product, which has `count` rows from there on."""
+    """Rows of a tile in increasing order. Row 0 of the tile is row `first` of the product, and `count` rows from there on are to be
+    written."""
 
     numbers: tuple[Dim, ...]
     first: Dim
     count: Dim
 
     def clamped(self, k: Kernel) -> list[Dim]:
-        """Return the number of each row, or that of the last row of the product instead of rows after it."""
+        """Return the number of each row, or that of the last row to be written instead of rows after it."""
         return [k.let("near", dim_min(row, self.count - 1)) for row in self.numbers]
 
 

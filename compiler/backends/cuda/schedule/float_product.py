@@ -31,7 +31,7 @@ from compiler.ir.prove import prove_le
 
 THREADS = (128, 64, 32)  # numbers of threads of a block, the best first
 FEW = 8  # maximum number of rows for which a tile has one element
-AT_ONCE = 16  # number of elements of rows, and of columns, that a thread loads at once
+AT_ONCE = 16  # maximum number of elements of rows, and of columns, that a thread loads at once
 TILE = 8  # number of rows and of columns of a tile for more than FEW rows
 PITCH = 1  # padding in floats between the sums of two elements in shared memory, so that threads that read them use different banks
 

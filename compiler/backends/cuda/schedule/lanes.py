@@ -1,8 +1,8 @@
 """Schedule loops that are written for the vectors of a CPU. A block runs one iteration of the parallel loop, and its threads are the lanes.
 
-One thread runs the statements outside the loops over lanes. Buffers that are allocated outside these loops are in shared memory. A
-condition or a loop bound around a loop over lanes must be the same for all threads, although statements inside may change the memory that
-it reads. So if such a condition or bound reads memory, one thread computes and stores it, and all threads read the result after a barrier.
+One thread runs the statements outside the loops over lanes. Buffers that are allocated around these loops are in shared memory. A condition
+or a loop bound around a loop over lanes must be the same for all threads, although statements inside may change the memory that it reads.
+So if such a condition or bound reads memory, one thread computes and stores it, and all threads read the result after a barrier.
 """
 
 from __future__ import annotations

@@ -6,11 +6,12 @@
       for thread t { the epilogue of its elements of c }
     }
 
-For few rows, a block computes all rows and few columns, so that many blocks read the weights in parallel. The block uses the tile with the
-fewest rows that suffice. For more rows, a block computes a wide tile of many rows and, where registers allow, more columns. Wide tiles may
-be computed in clusters, whose blocks compute the same columns for adjacent rows. Products with very few or very many columns have a tile of
-their own for few rows (`thin`, `lone_size`). Every tile sums in the same order, so the bits of a row do not depend on other rows. The tiles
-of a target, their heights and the formats of weights are in compiler/machine/products.py.
+For few rows, a block computes all rows and few columns (a narrow tile, which has NARROW columns), so that many blocks read the weights in
+parallel. The block uses the tile with the fewest rows that suffice. For more rows, a block computes a wide tile of many rows and, where
+registers allow, more columns. Wide tiles may be computed in clusters, whose blocks compute the same columns for adjacent rows. Products
+with very few or very many columns have a tile of their own for few rows (`thin`, `lone_size`). Every tile sums in the same order, so the
+bits of a row do not depend on other rows. The tiles of a target, their heights and the formats of weights are in
+compiler/machine/products.py.
 
 If each row chooses one of several matrices, a block computes runs: adjacent rows with the same choice. A run does not cross a multiple of
 the height of the highest tile. A block gets some adjacent rows, and computes the runs that begin at these rows. It gets one row if there

@@ -41,7 +41,7 @@ Combine = Callable[[Scalar, Scalar], Scalar]
 
 
 def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
-    """Schedule one or two programs along rows as one launch. Return None for any other nest."""
+    """Schedule the stages along rows of one program (`RowProgram`), or of two, as one launch. Return None for any other nest."""
     programs = _programs(prim.body)
     if programs is None:
         return None
@@ -56,9 +56,9 @@ def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
 
 
 def _programs(body: Stmt) -> list[RowProgram] | None:
-    """Match one program along rows, or two that follow each other and write different buffers, and of which neither reads what the other
-    writes. Return None if the body consists of anything else, if a program divides its rows into parts, or if a reduction does not read
-    adjacent memory."""
+    """Return one program of stages along rows, or two that follow each other and write different buffers, and of which neither reads what
+    the other writes. Return None if the body consists of anything else, if a program divides its rows into parts, or if a reduction does
+    not read adjacent memory."""
     program = match_rows(body)
     if program is not None and program.parts is None:
         return [program] if _reads_along_rows(program) else None

@@ -1,1 +1,1 @@
-"""Compile LLVM IR to a WebAssembly module that imports only a memory and a stack pointer."""
+"""Compile LLVM IR to a WebAssembly module that imports only a memory and, if its code uses the stack, a stack pointer."""

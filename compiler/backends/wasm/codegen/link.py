@@ -14,8 +14,8 @@ from compiler.codegen.link import LinkedCode, module_text
 from compiler.codegen.machine_code import Emit, emitted
 from compiler.machine.target import Target
 
-# The product of two 128-bit integers. LLVM calls this function to find out whether a 64-bit product overflows. Each argument is passed as
-# two halves, the lower one first.
+# The product of two 128-bit integers. LLVM calls this function to find out whether a 64-bit product overflows. Each factor is passed as two
+# halves, the lower one first.
 WIDE_PRODUCT: Final = """
 define hidden void @__multi3(ptr %result, i64 %a, i64 %a.high, i64 %b, i64 %b.high) nounwind {
   %a0 = and i64 %a, 4294967295

@@ -96,7 +96,7 @@ def _memory() -> bytes:
 
 
 def _export(name: str, kind: Kind, index: int) -> bytes:
-    """Write an export: the object with this index among those of its kind."""
+    """Write an export: the function or the global with this index."""
     return _name(name) + bytes([kind]) + unsigned(index)
 
 

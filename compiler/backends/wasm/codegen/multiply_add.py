@@ -1,4 +1,4 @@
-"""a * b + c in WebAssembly: `relaxed_madd`, which rounds once if the CPU can, or a product and a sum.
+"""a * b + c in WebAssembly: `relaxed_madd`, which rounds once if the CPU can, or, if the target lacks it, a product and a sum.
 
 LLVM's `fma` must round once, for which WebAssembly has no instruction. So the kernels call the functions of this file instead.
 `relaxed_madd` multiplies whole registers: longer vectors are split into registers, and a scalar fills one lane of a register.

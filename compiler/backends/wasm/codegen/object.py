@@ -199,8 +199,8 @@ def _symbols(reader: Reader, imports: tuple[Import, ...]) -> Iterator[Symbol]:
 
 
 def _symbol(reader: Reader, imported: dict[Kind, list[str]]) -> Symbol:
-    """Read one symbol. `imported` has the names of the imports of each kind: an imported function or global without a name here has the
-    name of its import."""
+    """Read one symbol. `imported` has the names of the imports of each kind: an imported function or global without a name of its own gets
+    the name of its import."""
     kind, flags = SymbolKind(reader.byte()), reader.unsigned()
     is_undefined, name, index, offset = bool(flags & _UNDEFINED), "", 0, 0
     if kind is SymbolKind.DATA:
@@ -233,8 +233,8 @@ def _segments(reader: Reader) -> Iterator[Segment]:
 
 
 def _patches(name: str, reader: Reader) -> Iterator[Patch]:
-    """Read the relocations of a section. `name` is the name of the section with the relocations, for messages. Raise CompileError for a
-    kind of relocation that kernels do not need."""
+    """Read the relocations of one section from the custom section `name`, such as `reloc.CODE`. Messages contain `name`. Raise CompileError
+    for a kind of relocation that kernels do not need."""
     section = reader.unsigned()
     for _ in range(reader.unsigned()):
         number, offset, index = reader.byte(), reader.unsigned(), reader.unsigned()

@@ -8,16 +8,18 @@ A sequence is cut at fixed positions into splits, blocks, panels and pages; each
 added in order, and splits are merged in order. For a row, the order depends only on the position of its token, so a row has the same bits
 in any batch, for any chunking of the prompt, with any number of threads. Threads claim items (`Item`), of two kinds:
 
-    token        a token with several kv heads, and all its splits. For the last tokens of a batch, each split is an item of its own, so
-                 that one sequence keeps all threads busy (flash decoding), and a second phase merges the splits. Memory limits the speed,
-                 so an item reads the keys of a block and then their values, in whole pages, and prefetches the next pages.
+    token        a token with one or more kv heads, and all its splits. If sequences have several splits, each split of the last tokens of
+                 a batch is an item of its own, so that one sequence keeps all threads busy (flash decoding), and a second phase merges the
+                 splits. Memory limits the speed, so an item reads the keys of a block and then their values, in whole pages, and
+                 prefetches the next pages.
     tile         tokens of one sequence with one kv head (prefill). Their rows fill register tiles, which share the loads of keys and
                  values. Arithmetic limits the speed.
 
 A unit (`Unit`) multiplies with one kind of instructions. Units differ in what they multiply, in the order in which they read a block
-(`Order`), in how they prefetch, and in how they keep infinite or NaN values away from rows that do not see them. All units support the same
-features of models: windows and chunks (`Seen`), sinks (scores without a value) and splits (`Walk`), softcaps (bounds of scores), latents
-(keys whose beginnings are the values), and 8-bit pages (`Cache`).
+(`Order`), in how they prefetch, and in how they keep infinite or NaN values away from rows that do not see them. All units support windows
+and chunks (`Seen`), sinks (scores without a value) and splits (`Walk`), and softcaps (bounds of scores). Only some units support latents
+(keys whose beginnings are the values), pages of 8 bits, or pages of more bits (`Cache`); `_unit_for` in paged.py chooses a unit that
+supports the operands.
 
 In order of reading:
 

@@ -1,4 +1,4 @@
-"""Blocks of keys. A split of a sequence consists of blocks, a block of panels, and a panel of pages."""
+"""Blocks of keys. A split of a sequence consists of blocks, a block of panels, and a panel of pages. A row is a query head of a token."""
 
 from __future__ import annotations
 
@@ -133,9 +133,10 @@ class Block:
         return self.item.operands.page(k, self.item.sequence, self.number * self.cut.pages + slot, self.item.seen)
 
     def prefetching(self, k: Kernel, half: int, pages: list[HeadPage]) -> list[HeadPage]:
-        """Return adjacent pages, each with a page to prefetch: the pages that the token reads next. After the last keys of the block's span
-        come its first values, and after its last values the first keys of the next block. If pages have only keys, the token does not read
-        values from them, and the next keys are prefetched."""
+        """Return `pages`, which are adjacent and of which the token reads the keys or the values (`half`), each with a page to prefetch:
+        the pages that the token reads next. After the last keys of the block's span come its first values, and after its last values the
+        first keys of the next block. If pages have only keys, the token does not read values from them, and the next keys are
+        prefetched."""
         after, begin, end = pages[0].slot + len(pages), self.span.first * self.cut.panel_pages, self.span.end * self.cut.panel_pages
         is_last = dim_max(0, after + 1 - end)  # 1 if these pages are the last of the span, else 0
         if half == KEYS:

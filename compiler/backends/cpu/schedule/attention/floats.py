@@ -4,9 +4,9 @@ integers that the unit of integers.py does not support.
   F32Rows     multiply one element of the summed axis at a time, in f32; each multiply-add is rounded once
   PairRows    multiply two elements at a time, in bf16 (`dot_bf16_rows`), where this is faster; queries and weights are rounded to bf16
 
-Register tiles of several rows share the keys and values that they load. To form pairs, two adjacent lines of a page are interleaved when
-they are loaded, once for all rows of the tile. A score adds the products of elements in the order of the elements, and a sum adds values in
-the order of keys. So a row has the same bits whatever other rows are in the tile.
+Register tiles of several rows (query heads of tokens) share the keys and values that they load. To form pairs, two adjacent lines of a page
+are interleaved when they are loaded, once for all rows of the tile. A score adds the products of elements in the order of the elements, and
+a sum adds values in the order of keys. So a row has the same bits whatever other rows are in the tile.
 
 Memory limits the speed of a single token. The token reads whole pages with all kv heads of the item, first the keys of a block and then the
 values of the block. If the pages of the sequence are adjacent, these are two long streams. Arithmetic limits the speed of a tile, whose
@@ -55,8 +55,8 @@ class Floats:
 
     @staticmethod
     def of(operands: PagedOperands, tiles: ProductTiles) -> Floats:
-        """Choose the instructions: they multiply pairs of bf16 if the target multiplies these faster than f32, and if the program and the
-        sizes of heads allow it, otherwise f32."""
+        """Choose the instructions: they multiply pairs of bf16 if the target's vector instructions multiply these faster than f32, and if
+        the program, the pages and the sizes of heads allow it, otherwise f32."""
         in_pairs = tiles.pairs is not None and not tiles.pairs.on_matrix_unit and operands.fits_pairs
         return Floats(operands, tiles.attention.shape, tiles.attention.steps, in_pairs)
 

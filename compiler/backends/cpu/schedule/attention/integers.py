@@ -1,11 +1,11 @@
 """Attention by instructions that multiply integers: a unit as walk.py defines it. It serves pages of 8-bit integers, and sums of products
 are exact.
 
-A query is rounded to integers of 16 bits with one scale, and so are the attention weights of a row in a block, after each is multiplied by
-the scale of its value. If the program allows it (`row_bits`), the integers have 8 bits instead. Rounding changes a weight by at most about
-2^-16, or 2^-8, of the largest weight of its block. Products with the bytes of the cache are exact in 32 bits, whatever instruction computes
-them. So a row has the same bits in any tile and with all instruction sets that have these products. Keys and values that a row does not see
-are finite numbers with weight 0, so they do not affect the row.
+A query is rounded to integers of 16 bits with one scale, and so are the attention weights of a row (a query head of a token) in a block of
+keys, after each is multiplied by the scale of its value. If the program allows it (`row_bits`), the integers have 8 bits instead. Rounding
+changes a weight by at most about 2^-16, or 2^-8, of the largest weight of its block. Products with the bytes of the cache are exact in 32
+bits, whatever instruction computes them. So a row has the same bits in any tile and with all instruction sets that have these products.
+Keys and values that a row does not see are finite numbers with weight 0, so they do not affect the row.
 
 The instructions multiply signed by unsigned integers, so packing adds 128 to the bytes of the cache. To compensate, the sums of a row begin
 at -128 times the sum of the row's integers.
@@ -42,7 +42,7 @@ from compiler.ops.attention.plain import capped
 
 PAGES = 8  # number of pages of a block
 SPLIT = 4  # number of blocks of a split
-LEVELS = {16: 127 * 256 + 127, 8: 127}  # largest integer of a row, by number of bits; 16 bits are two planes of signed bytes
+LEVELS = {16: 127 * 256 + 127, 8: 127}  # largest integer of a row, by number of bits; two planes of signed bytes hold no larger one
 LEAST = 1e-30  # a smaller largest magnitude of a row counts as LEAST, so that its inverse is finite; the row is then rounded nearer to zero
 LONGEST = 512  # maximum size of a head; LEVELS[16] * 127 * LONGEST < 2^31
 
@@ -242,8 +242,8 @@ class IntegerRows(Rows):
         return cast(found, F32)
 
     def update_softmax(self, k: Kernel, block: Block, span: Span, part: Part) -> None:
-        """Turn the scores of rows into integers. For rows that see no key of the block, only set the factor to 0, which makes all weights
-        0."""
+        """Turn the scores of rows into weights that are rounded to integers. For rows that see no key of the block, only set the factor to
+        0, which makes all weights 0."""
         for (head,) in self.item.heads(k, part):
             with self.item.tokens(k) as (first, seen):
                 with k.when(seen.overlaps(block.start, block.end)), k.serial("m", self.item.group) as m:

@@ -1,4 +1,4 @@
-"""The work items of paged attention: which rows a thread computes together, and loops over these rows."""
+"""The work items of paged attention: which rows (query heads of tokens) a thread computes together, and loops over these rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Item:
     """Rows that a thread computes together: query heads of adjacent tokens of a sequence. Heads that share a kv head are adjacent. An item
-    is either one token with several kv heads, or one or more adjacent tiles: several tokens with one kv head. A tile at the end of the
+    is either one token with one or more kv heads, or one or more adjacent tiles: several tokens with one kv head. A tile at the end of the
     batch may not be full: rows of missing tokens compute the last token again."""
 
     operands: PagedOperands

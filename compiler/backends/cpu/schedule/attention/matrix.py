@@ -1,12 +1,12 @@
 """Attention on a CPU's matrix unit (AMX), for pages of bf16: a unit as walk.py defines it, and how a tile of tokens adds a block of keys.
 
 The matrix unit multiplies so fast that most of the time goes into the softmax. Therefore a block has many keys, the softmax has no
-branches, and its exponentials have base 2 and few instructions (SoftmaxRows): queries are multiplied by log2(e). Where many rows share a
-block, the kernel computes the softmax of some rows while the unit multiplies other rows (AmxAttend).
+branches, and its exponentials have base 2 and few instructions (SoftmaxRows): queries, or scores after they are capped, are multiplied by
+log2(e). Where many rows share a block, the kernel computes the softmax of some rows while the unit multiplies other rows (AmxAttend).
 
-A row has the same bits whatever other rows are in the tile: the products of a block are stored separately, and each row adds its own
-products to its sums. A key that the row does not see has weight 0, so it adds a product of +0 or -0. This cannot change a sum: a sum of 0
-is always +0, because accumulators begin with +0. A block of which the row sees no key leaves its sums unchanged.
+A row (a query head of a token) has the same bits whatever other rows are in the tile: the products of a block are stored separately, and
+each row adds its own products to its sums. A key that the row does not see has weight 0, so it adds a product of +0 or -0. This cannot
+change a sum: a sum of 0 is always +0, because accumulators begin with +0. A block of which the row sees no key leaves its sums unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
 HEIGHT = 32  # maximum number of rows of a product
 PRODUCTS = 2  # number of products for all rows of a tile, unless it would then have more than MOST_TOKENS or fewer than 2 tokens
-MOST_TOKENS = 32  # maximum number of tokens of a tile; a part of a prompt with fewer than half as many tokens gets no tile
+MOST_TOKENS = 32  # maximum number of tokens of a tile; tokens of a prompt that fill less than half a tile are computed one by one
 MOST_TILES = 8  # maximum number of tiles of an item, which share keys and values
 TILES_BYTES = 256 << 10  # maximum size of the queries and sums of the tiles of an item: a part of the second-level cache
 

@@ -1,8 +1,9 @@
-"""The rows of a work item on a matrix unit: how panels of keys and values are loaded and multiplied, and how a single token adds a block.
+"""The rows (query heads of tokens) of a work item on a matrix unit: how panels of keys and values are loaded and multiplied, and how a
+single token adds a block.
 
 The unit multiplies bf16, the type of the pages, so queries and weights are rounded to bf16. Keys and values are interleaved in pairs when
-they are loaded from their page, once for all rows that attend to them. Values that no row sees are loaded as zeros, because 0 * NaN is not
-0.
+they are loaded from their page, usually once for all rows that attend to them. Values that no row sees are loaded as zeros, because 0 * NaN
+is not 0.
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ class MatrixRows(Rows):
         k.tile(SoftmaxRows(self.scores.shape[2].const, PANELS), *self.softmax_operands(FIRST, first), dims=(count,))
 
     def softmax_operands(self, buffer: Dim, first: Dim) -> tuple[Load, ...]:
-        """Return the operands of the softmax of the rows in a buffer. The first of them is row `first` of the item."""
+        """Return the operands of the softmax of the rows in a buffer. The first of these rows is row `first` of the item."""
         of_block, softmax = (self.weights[buffer, 0, 0], self.scores[buffer, 0, 0, 0]), self.softmax
         return *of_block, softmax.maximum[first], softmax.sums[first, 0], self.rescale[buffer, 0]
 
@@ -257,8 +258,8 @@ class MatrixRows(Rows):
     def multiply_panels(
         self, k: Kernel, row: Dim, span: Span, place: Dim, *, fresh: bool, later: Load | None = None, buffer: Dim = FIRST
     ) -> None:
-        """Multiply the weights of `height` rows for the panels of `span` by the values at `place`. If `later` is not None, it is the place
-        of a head's page to prefetch, and `span` is one panel."""
+        """Multiply the weights that `height` rows give to the keys of the panels of `span` by the values of these keys, which are loaded
+        from panel `place` of `values` on. If `later` is not None, it is the place of a head's page to prefetch, and `span` is one panel."""
         with k.serial("p", self.products.shape[0]) as p:
             operands = self.products[p, row, 0], self.weights[buffer, row, span.first * PANEL], self.values[p, place * (PANEL // 2), 0]
             ahead, share = ((), ()) if later is None else ((later,), (p * LINES, LINES))
@@ -266,7 +267,7 @@ class MatrixRows(Rows):
 
     def add_products(self, k: Kernel, first: Dim, buffer: Dim, count: Dim | int) -> None:
         """Rescale the weighted values of `count` rows, and add the products of the current block to them. `first` is the first of these
-        rows in the item; its products are in row 0."""
+        rows in the item; its products are in row 0 of `products`."""
         with k.serial("m", count) as m:
             self.add_product(k, m, first + m, buffer)
 

@@ -1,4 +1,5 @@
-"""The operands of paged attention: their sizes, the tokens and pages of sequences, and the keys that a row sees."""
+"""The operands of paged attention: their sizes, the tokens and pages of sequences, and the keys that a row (a query head of a token)
+sees."""
 
 from __future__ import annotations
 

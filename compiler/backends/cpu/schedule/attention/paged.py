@@ -1,11 +1,11 @@
 """The kernel of paged attention: its phases, and the work items that threads claim in each phase.
 
 The kernel cuts the batch's tokens into tiles. If all tokens of a tile belong to one sequence, and the tile is at least half full and has at
-least two tokens, a work item is the tile with one kv head, for all splits. Other tokens are computed one by one. If sequences have several
-splits, each of these other tokens among the last FEW_TOKENS tokens of the batch has one item per split: the item writes the softmax of the
-split to workspace, and a second phase merges the splits. Each of these other tokens before the last FEW_TOKENS is one item. If there are
-few items, the kernel also cuts the items of tokens into parts by kv heads. Tiles with the same kv head follow each other, because their
-keys and values then stay in a cache. Some units compute several adjacent tiles of a sequence in one item.
+least two tokens, a work item is the tile with one kv head, for all splits of the sequence's keys. Other tokens are computed one by one. If
+sequences have several splits, each of these other tokens among the last FEW_TOKENS tokens of the batch has one item per split: the item
+writes the softmax of the split to workspace, and a second phase merges the splits. Any remaining token is one item. If there are few items,
+the kernel also cuts the items of tokens into parts by kv heads. Tiles with the same kv head follow each other, because their keys and
+values then stay in a cache. Some units compute several adjacent tiles of a sequence in one item.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def schedule_paged(prim: PrimFunc, tiles: ProductTiles, *, unit: bool) -> PrimFu
 
 def _unit_for(operands: PagedOperands, tiles: ProductTiles, *, has_matrix_unit: bool) -> Unit:
     """Return the fastest unit for these pages that the target has: that of integers for pages of bytes, or a matrix unit for pages of bf16.
-    If the target has neither, return the unit of vectors, which multiplies pairs of bf16 or f32."""
+    If the target has neither, or if the operands do not fit it, return the unit of vectors, which multiplies pairs of bf16 or f32."""
     if (integers := Integers.find(operands, tiles)) is not None:
         return integers.unit
     if has_matrix_unit and operands.fits_pairs:

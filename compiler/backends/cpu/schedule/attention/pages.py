@@ -1,8 +1,8 @@
-"""Pages of the KV cache, as the units read and prefetch them.
+"""Pages of the KV cache, as the units (walk.py) read and prefetch them. A row is a query head of a token.
 
 The keys of a page are stored as [size, PAGE], with the keys innermost, but its values as [PAGE, value size]: products with weights read one
 value after another. If pages have only keys, whose beginnings are the values, a unit transposes the values of a page into the layout [PAGE,
-value size] before the first product with weights, once for all rows that share the page.
+value size] before it multiplies them by weights.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ of KEYS keys are counted from the beginning of the text, so a row has the same b
 
 If texts are long, the keys and values of each head are first copied, so that the keys of adjacent tokens are adjacent in memory, and the
 values, too. In the operands, the keys of two tokens are thousands of bytes apart, so each key would need its own entry of the TLB. If a
-register has room for LANES lanes, a tile of long texts has several vectors of tokens, which share the loads of a key. The tiles of a head
-follow each other, so the keys and values of the head stay in a cache. The loops for short texts and those for long texts compute the same
-bits.
+register has room for LANES lanes, a tile of long texts has several vectors of tokens, which share the loads of a key. The tiles of long
+texts are ordered by head, so the keys and values of a head stay in a cache. The loops for short texts and those for long texts compute the
+same bits.
 
 In paged attention, a vector has a lane per key of a page instead, because rows attend to different numbers of keys.
 """

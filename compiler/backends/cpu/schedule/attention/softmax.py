@@ -1,7 +1,8 @@
-"""The softmax of rows over some of their keys: the largest score, the sum of the weights, and the sum of the weighted values.
+"""The softmax of rows (query heads of tokens) over some of their keys: the largest score, the sum of the weights, and the sum of the
+weighted values.
 
 Two partial softmaxes over different keys combine to the softmax over the keys of both: each is rescaled from its own maximum to the larger
-one. So keys can be added in groups of any size (online softmax), and different threads can compute the splits of a sequence (flash
+one. So keys can be added in groups of any size (online softmax), and different threads can compute the splits of a sequence's keys (flash
 decoding).
 """
 

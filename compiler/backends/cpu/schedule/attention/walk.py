@@ -168,8 +168,8 @@ class Rows(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The properties of one kind of instructions that the walk uses: the orders in which items read a block, the size of tiles, the class
-    of rows, and the number of tiles that an item joins."""
+    """The properties of one kind of instructions that the walk uses: the orders in which items read a block, the size of tiles, a function
+    that allocates the rows of an item, and the number of tiles that an item joins."""
 
     token: Order
     tile: Order  # its splits have as many keys as those of `token`

@@ -1,4 +1,5 @@
-"""The loops of a matrix unit over a product: blocks of rows, adjacent panels, and the contracted axis k in parts.
+"""The loops of a matrix unit over a product: blocks of rows, adjacent panels, and the contracted axis k in parts. A claim is the work that
+a thread takes at a time: a block of rows with one or more adjacent panels (panels.py).
 
 A matrix unit reads its operands faster than the second-level cache delivers them. So all tiles of a block of rows compute one part of k
 before the next part, while that part of a panel stays in the first-level cache. With many rows, the same part of k is computed for several

@@ -1,16 +1,18 @@
 """Sums of groups of integers: each group is summed exactly in i32, and the groups are added in order in f32.
 
-The exact sum of a group has the same bits in any tile. Each plane of a row is a row of the tile, so the planes share the weights that the
-tile reads. With weights of 4 bits, most numbers of the upper plane are zero. For such weights, the tile adds both planes to one sum, and
-skips zeros of the upper plane. Otherwise, each plane has a sum. The two sums of a group are joined as integers if the joined sum fits in 32
-bits. Converted to f32, the joined sum equals the two sums joined as floats.
+The exact sum of a group has the same bits in any tile. Rows of 16-bit integers may be stored as two planes, which are their upper and their
+lower bytes. Each plane of a row is a row of the tile, so the planes share the weights that the tile reads. With weights of 4 bits, most
+numbers of the upper plane are zero. For such weights, some tiles add both planes to one sum, and skip zeros of the upper plane. Otherwise,
+each plane has a sum. The two sums of a group are joined as integers if the joined sum fits in 32 bits. Converted to f32, the joined sum
+equals the two sums joined as floats.
 
 Memory limits the speed of a single row, and a core reads a single dense stream fastest. So for a single row, the kernel first reads the
 scales of several groups, stores the factors in the first-level cache, and then reads the panels of these groups. If scales are stored
 behind the weights of their group (streams.py), the kernel reads them there, group by group. If a product has several sums, the kernel
 computes several panels of one sum for a single row, and then these panels of the next sum.
 
-If one group is the whole of k, a matrix unit computes k in parts, and the exact sums of a block of rows are in memory between parts.
+If one group is the whole of k, the axis that is summed, a matrix unit computes k in parts, and the exact sums of a block of rows are in
+memory between parts. A claim is what a thread computes at a time: a block of rows with one or more panels (panels.py).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ ABREAST = 4  # minimum number of panels of one sum that are computed for a singl
 LONGEST_JOINED = 4096  # maximum number of products of 4-bit weights and 16-bit rows whose sum fits in 32 bits
 BLOCK_BYTES = 256 << 10  # maximum size of the rows of a block, a quarter of the second-level cache; blocks of 32 rows may exceed it
 BLOCKS = (BLOCK_ROWS, 128, 64, 32)  # possible numbers of rows of a block
-AT_ONCE = 8  # number of groups whose scales are read at once for a single row: for groups of 32, 0.5 KB, and 4 KB of 4-bit weights
+AT_ONCE = 8  # number of groups whose scales are read at once for a single row: with groups of 32, 0.5 KB, for 4 KB of 4-bit weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +228,8 @@ class Groups:
                 self.store_line(k, line, exact, ZERO, m)
 
     def store_line(self, k: Kernel, line: TileOrigin, exact: Sequence[Array], beside: Dim, m: Dim) -> None:
-        """Store one row of the result. A channel is one group, so the whole sum is the group's term, if there is one, plus its exact sum
-        times its factor."""
+        """Store one row of the result. A column of weights is one group, so the whole sum is the group's term, if there is one, plus its
+        exact sum times its factor."""
         sums, shape, num_planes = self.product.sums, self.tile.shape, self.num_planes
         accs = local_per_sum(k, self.product, "acc", 1, shape.vectors, shape.lanes)
         for s, acc in zip(sums, accs, strict=True):
@@ -266,7 +268,8 @@ class Groups:
 
 
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
-    """Return the value with which the exact sum of each plane begins: `begins` of the sum, or 0 if it is empty."""
+    """Return the value with which the exact sum of each plane begins: that of `node.begins` of the sum, or 0 if there are no such
+    values."""
     return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
 
 

@@ -1,5 +1,6 @@
-"""Products of bf16 matrices. Instructions multiply pairs of neighbours along k, on vectors or on a matrix unit. A matrix unit computes k in
-parts, and accumulators are in memory between the parts."""
+"""Products of bf16 matrices. Instructions multiply pairs of neighbours along k, the axis that is summed, on vectors or on a matrix unit. A
+matrix unit computes k in parts, and accumulators are in memory between the parts. A claim is what a thread computes at a time: a block of
+rows with one or more panels (panels.py)."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Claim:
 
     def remainders(self, k: Kernel, register: int) -> Iterator[Remainder]:
         """Yield the rows that do not fill a full tile, as one tile. The caller's `for` emits its code once for at most `register` rows,
-        which fit in one register, and once for more rows. Yield nothing if a full tile has one row."""
+        which fit in one register, and, if a full tile has more rows, once for more rows. Yield nothing if a full tile has one row."""
         left = k.let("left", (self.end - self.first) % self.rows, self.rows - 1) if self.rows > 1 else ZERO
         least = 1
         for most in sorted({min(register, self.rows), self.rows}) if self.rows > 1 else ():

@@ -2,8 +2,8 @@
 multiplied by the scale, and groups are added in order.
 
 On vectors, the sums of a tile stay in registers for all groups. On a matrix unit, a thread decodes a part of a panel into memory that stays
-in the first-level cache, and multiplies all rows of its block by this part. On a matrix unit, the sum of a group and the total over groups
-are in memory.
+in the first-level cache, and multiplies all rows of its block by this part. The unit's sum of a group and the total over groups are in
+memory. A claim is what a thread computes at a time: a block of rows with one panel (panels.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from compiler.machine.products import ProductTile
 
 
 def is_scaled(product: Product[Contraction], tile: ProductTile) -> bool:
-    """Return whether the columns of all sums are packed for the tile, whether a group is a whole number of steps of the tile, and whether
+    """Return whether, in all sums, the weights have scales and are packed for the tile, a group is a whole number of the tile's steps, and
     the tile can read the rows."""
     found = [(s, scaled_numbers(s)) for s in product.sums]
     return all(
@@ -111,8 +111,8 @@ class Scaled:
                     total[m, v, lane] += acc[m, v, lane] * numbers.scale(line, g, (ZERO, v, lane))
 
     def part(self, group: int) -> int:
-        """Return how many elements of a group are decoded at a time: the largest number of whole steps that divides the group and fits in a
-        block."""
+        """Return how many elements of a group are decoded at a time: the largest multiple of the tile's step that divides the group and is
+        at most the tile's `block`."""
         assert self.tile.block is not None, self.tile
         return max(n for n in range(self.tile.depth, self.tile.block + 1, self.tile.depth) if group % n == 0)
 

@@ -26,7 +26,7 @@ def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
 
 
 def _way(prim: PrimFunc, tiles: ProductTiles) -> Floats | Pairs | Scaled | Groups | Widened | None:
-    """Return the first way that applies, or None. The way writes the loops of the product."""
+    """Return an object of the first way that applies, which writes the loops of the product. Return None if no way applies."""
     if (floats := product_in(prim)) is not None:
         pairs = tiles.pairs
         if pairs is not None and all(pairs.takes(s, floats.row_axis) and pairs.reads(s.columns) for s in floats.sums):

@@ -1,11 +1,13 @@
-"""Sums of 4-bit weights that are widened to 8 bits for a matrix unit.
+"""Sums of 4-bit weights that are widened to 8 bits for a matrix unit. A row of 8-bit integers is one plane, and a row of 16-bit integers
+has two planes of bytes.
 
 A thread widens a part of a panel into memory that stays in the first-level cache, and multiplies all rows of its block by this part. While
 the unit multiplies a part, vector instructions widen the part that is multiplied next (compiler/machine/intrinsics/amx_widening.py). The
-sum of a channel is exact, and is in memory between parts. If the sums of all rows of a claim fit in the unit's registers, and no row needs
-two planes, the sums can stay in registers over the whole of k (compiler/machine/intrinsics/amx_channels.py). A single row is multiplied on
-vectors instead, because widening would take longer than reading the weights (compiler/machine/intrinsics/dot_widened.py). All three ways
-compute exact sums, so a row has the same bits in each.
+sum over a whole column of weights is exact, and is in memory between parts. If the sums of all rows of a claim (what a thread computes at a
+time: panels.py) fit in the unit's registers, and no row needs two planes, the sums can stay in registers over the whole of k, the axis that
+is summed (compiler/machine/intrinsics/amx_channels.py). A single row is multiplied on vectors instead, because widening would take longer
+than reading the weights (compiler/machine/intrinsics/dot_widened.py). All three ways compute exact sums, so a row has the same bits in
+each.
 
 A tile computes the second plane only if one of its rows needs two planes. Rows that need one plane ignore the sum of the second plane, so a
 row does not depend on the other rows of its tile.
@@ -155,8 +157,8 @@ class Widened:
 
     @property
     def has_channels(self) -> bool:
-        """Whether sums can stay in registers over the whole of k, as far as the weights decide: channels are long enough, and in all sums
-        the same number of weights shares a multiplier."""
+        """Whether sums can stay in registers over the whole of k, as far as the weights decide: columns of weights are long enough, and in
+        all sums the same number of weights shares a multiplier."""
         groups = {shared_multiplier(s) for s in self.product.sums}
         return len(groups) == 1 and self.product.sums[0].group >= AHEAD * STEP
 
@@ -245,8 +247,8 @@ class Widened:
             s.exact[plane, beside, m + i, v, lane] = found if part.is_first else s.exact[plane, beside, m + i, v, lane] + found
 
     def store_line(self, k: Kernel, sums: Sequence[WidenedSum], beside: Dim, m: Dim, line: TileOrigin) -> None:
-        """Store one row of a panel of the result; `beside` is the panel's number in the claim. A channel is one group, so its exact sum
-        times its factor is the whole sum."""
+        """Store one row of a panel of the result; `beside` is the panel's number in the claim. A column of weights is one group, so its
+        exact sum times its factor is the whole sum."""
         seconds = local_per_sum(k, self.product, "second", line.shape.vectors, line.shape.lanes)
         for s, second in zip(sums, seconds, strict=True):  # the sum of the second plane, or 0 if the row has one plane
             with k.when(s.two_planes(line.corner)), line.vectors(k) as (v, lane):
@@ -395,7 +397,7 @@ class Order:
 
 
 def is_widened(s: GroupedSum, tile: ProductTile) -> bool:
-    """Return whether the tile widens the sum's weights. They must be packed for the tile, a single group must be the whole channel, the sum
+    """Return whether the tile widens the sum's weights. They must be packed for the tile, a single group must be the whole column, the sum
     must begin at 0, and rows must have a second plane that only some of them need."""
     if not tile.reads(s.element) or not tile.widens(s.group, shared_multiplier(s)):
         return False

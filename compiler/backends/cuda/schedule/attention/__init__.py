@@ -1,6 +1,7 @@
 """Attention on a GPU: one walk over splits of keys, with two units that compute a split.
 
-A row is a token with one query head; all heads of a block share a kv head. A block computes the rows of a run:
+A row is a token with one query head; all heads of a block share a kv head. A run is one token, or several adjacent tokens of one sequence.
+A block computes the rows of a run:
 
     for block b {
       shared queries, joined, found

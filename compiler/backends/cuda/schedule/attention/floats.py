@@ -120,7 +120,7 @@ class FloatWalk(Walk):
     # --- reading keys and values ---------------------------------------------------------------------------------------
 
     def _page(self, run: Run, position: Dim) -> Dim | None:
-        """Return the number of the page that has a position. Return None if keys are not in pages."""
+        """Return the number of the page with the key at a position. Return None if keys are not in pages."""
         source = self.node.keys
         if isinstance(source, Ragged):
             return None

@@ -197,7 +197,7 @@ class TensorWalk(Walk):
         )
 
     def _finished(self, run: Run, position: Dim, r: Dim, key: Dim, number: Dim | None) -> Scalar:
-        """Return the scaled, capped and biased score of row `r` and a key, or LOWEST if the row does not see the key."""
+        """Return the score of row `r` and a key, as `finished` computes it, or LOWEST if the row does not see the key."""
         k, slot = self.k, self.slot(r)
         at = index(position)
         sees = (cast(self.first[slot], I64) <= at) & (at < cast(self.end[slot], I64))

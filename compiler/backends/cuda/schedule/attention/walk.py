@@ -1,7 +1,7 @@
 """The walk of a block over the splits of the keys that its rows see.
 
 The weight of a key is exp(score - top), where top is the largest score. The weight is computed as a power of 2, because GPUs have an
-instruction for powers of 2: a score times `unit` is a logarithm to base 2, and each `top` is kept as such a logarithm.
+instruction for powers of 2: a score times `unit` is an exponent of 2 (a logarithm to base 2), and each `top` is kept as such an exponent.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Walk(ABC):
         self.shared_heads = self.heads // kv_heads  # number of query heads that share a kv head
         self.block_heads = next(n for n in range(min(MOST_HEADS, self.shared_heads), 0, -1) if self.shared_heads % n == 0)
         self.groups, self.is_few = self.heads // self.block_heads, less(self.tokens, FEW + 1)
-        # A score that is neither capped nor biased is a product of a query and a key: `unit` scales it.
+        # If scores are neither capped nor biased, and `scale` is positive, a score is the product of a query and a key: `unit` scales it.
         self.is_plain = not node.softcap and node.bias is None and node.scale > 0
         self.unit = float(np.float32(LOG2_E * (node.scale if self.is_plain else 1.0)))
 
@@ -179,8 +179,8 @@ class Walk(ABC):
 
     def write_item(self, item: Dim, stored: Partial, arrived: Array) -> None:
         """Write what a block does for an item: a split of a token if there are few tokens, otherwise a run. The block does nothing if no
-        run begins at its item, or if the token sees no key of the split. The softmax of a split is written to `stored`, and `arrived`
-        counts the splits of each token that are computed."""
+        run begins at its item, or if the token sees no key of the split. If there are few tokens, the softmax of a split is written to
+        `stored`, and `arrived` counts the splits of each token that are computed."""
         k, splits = self.k, self.most_splits
         split, t, group = k.unravel(item, [("split", self.num_items), ("t", self.tokens), ("group", Dim.of(self.groups))])
         with k.when(select(self.is_few, less(split, splits), less(split, 1) & self.begins_run(t, group))):
@@ -197,8 +197,8 @@ class Walk(ABC):
                         self._attend(run, rows, (first, count), stored, arrived)
 
     def _attend(self, run: Run, rows: int, splits: tuple[Dim, Dim], stored: Partial, arrived: Array) -> None:
-        """Compute some splits of a run: a first split and a number of splits. Write the result or, if there are few tokens, the softmax of
-        the split."""
+        """Compute some adjacent splits of a run; `splits` are the first one and their number. Write the result or, if there are few tokens,
+        the softmax of the only split."""
         k, joined, (first, count) = self.k, self.joined, splits
         group = at_once(rows)
         with k.threads("i", SPLIT) as i:
@@ -275,8 +275,8 @@ class Walk(ABC):
         return run.group * self.block_heads + r % self.block_heads
 
     def finished(self, dot: Scalar, head: Dim, distance: Dim) -> Scalar:
-        """Return the score of a key, from the product of the query and the key. The score times `unit` is a logarithm to base 2. If scores
-        are neither capped nor biased, the score is the product itself. `distance` is the position of the key minus that of the query."""
+        """Return the score of a key, from the product of the query and the key. The score times `unit` is a logarithm to base 2. If
+        `is_plain`, the score is the product itself. `distance` is the position of the key minus that of the query."""
         if self.is_plain:
             return dot
         score = capped(dot * self.node.scale, self.node.softcap)

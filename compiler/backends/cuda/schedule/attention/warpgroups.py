@@ -133,7 +133,8 @@ class _LongRuns:
         self.tile_tokens = most - most % walk.most_tokens  # a run of the second launch is in one tile
 
     def write(self) -> None:
-        """Write the launch. A block finds its tokens and runs, computes each run, and marks the tokens of unbroken runs as not left."""
+        """Write the launch. A block finds its tokens and runs, computes each long run, and marks its tokens as not left unless the run must
+        be computed again (`broken`)."""
         k, walk, tokens = self.k, self.walk, self.walk.tokens
         tiles = ceil_div(tokens, self.tile_tokens)
         with k.grid("b", tiles * walk.groups * walk.is_many) as b:
