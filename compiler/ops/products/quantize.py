@@ -222,7 +222,7 @@ def _quantize_nest(operands: Operands) -> Nest:
         with k.nest(zero.shape) as at:
             zero[at] = clipped(least - round_half_even(low[at] / safe_scale(*at)))
     bytes_per_group = group * bits // 8
-    with k.nest((*scale.shape, bytes_per_group)) as (*row, g, j):  # one loop per group, which the schedule turns into rows
+    with k.nest((*scale.shape, bytes_per_group)) as (*row, g, j):  # the schedule treats each group as a row
         value = number(row, g, j) if bits == 8 else number(row, g, j * 2) | number(row, g, j * 2 + 1) << 4
         q[*row, g * bytes_per_group + j] = value
     return Nest(outputs, k.body())

@@ -88,7 +88,7 @@ def _sized_at_entry(life: _Life, known: set[DimVar]) -> bool:
 
 @lru_cache(maxsize=1024)
 def tensor_bytes(type_: TensorType) -> Dim:
-    """Return the bytes of a tensor in the arena, rounded up to the alignment."""
+    """Return the number of bytes that a tensor takes in the arena: its size, rounded up to the alignment. A negative extent counts as 0."""
     assert type_.shape is not None and type_.dtype is not None
     count = Dim.of(1)
     for dim in type_.shape:
