@@ -106,8 +106,8 @@ class _Table:
         return ceil_div(Dim.of(self.size), columns), self.panels.lines(Dim.of(self.length)), Dim.of(columns * FOUR)
 
     def levels_shape(self, groups: DimLike, columns: int) -> Shape:
-        """Return the shape of scales, of offsets, or of their units, of which each row has `groups`. A panel has `columns` rows of the table;
-        without panels, `columns` is not used."""
+        """Return the shape of scales, of offsets, or of their units, of which each row has `groups`. A panel has `columns` rows of the
+        table; without panels, `columns` is not used."""
         if self.panels is None:
             return Dim.of(self.size), Dim.of(groups)
         return ceil_div(Dim.of(self.size), columns), Dim.of(groups), Dim.of(columns)
