@@ -49,7 +49,7 @@ def lift_weights(module: IRModule) -> IRModule:
 def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     """Return the step and the preparations that replace an entry point, by name, or nothing if no work can move."""
     early: dict[Var, None] = dict.fromkeys(func.weights)  # values that only weights determine; a dict, because their order matters
-    alone = _own_variables(func)  # those of these variables that no check so far mentions
+    alone = _own_variables(func)  # variables of weights alone that no check so far mentions
     fresh = destroyed(func.body, taken_in(module))  # values whose memory every call overwrites, so every call must compute them again
     moved: list[Binding] = []
     for binding in func.body.bindings:

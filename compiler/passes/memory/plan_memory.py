@@ -135,7 +135,7 @@ class _Lives:
                 return
 
     def _use(self, *atoms: Atom) -> list[_Life]:
-        """Extend the lifetimes of all memory to which the atoms may refer to the present binding, and return these lifetimes."""
+        """Let all memory to which the atoms may refer live until the present binding, and return the lifetimes of this memory."""
         lives = [self.found[place.var] for place in self.owners.of(*atoms) if place.var in self.found]
         for life in lives:
             life.last = self._now
