@@ -83,9 +83,9 @@ def value_of(dim: Dim, dims: Mapping[DimVar, int], place: str) -> int:
 
 
 def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *, last: bool = True) -> None:
-    """Raise MismatchError, which names `place`, if a value does not match an annotation. A dimension of the annotation that is a single new
-    variable gets its value in `dims`. With `last`, all other variables must be in `dims`. Without `last`, expressions over unknown
-    variables are skipped, because a later value may define these variables."""
+    """Raise MismatchError, which names `place`, if a value does not match an annotation. If a dimension of the annotation is a single
+    variable that is not in `dims`, add its value to `dims`. With `last`, `dims` must have all variables of expressions. Without `last`,
+    skip expressions over unknown variables, because a later value may define these variables."""
 
     def match_dim(wanted: Dim, actual: int, where: str) -> None:
         if (var := wanted.var) is not None and var not in dims:

@@ -4,9 +4,10 @@ A loop over lanes (LoopKind.VECTOR), and a nest with independent iterations (`_i
 becomes an array along its own axis. Other loops run one iteration at a time. All arrays have rank 0 or `rank_of(prim)`, so that they
 broadcast. Only the arrays of a masked store have rank 1: they hold the points that the mask selects.
 
-A point is a combination of values of the loop variables. Evaluating all points at once also evaluates points that the program would skip:
-beyond a ragged extent, or outside a guard. `active` is the mask of the points that the program evaluates. An active point that reads or
-stores outside a buffer is an error. An inactive point may read any element, and writes nothing.
+A point is a combination of values of the loop variables. An extent is ragged if it differs between iterations of the loops around it.
+Evaluating all points at once also evaluates points that the program would skip: beyond a ragged extent, or outside a guard. `active` is the
+mask of the points that the program evaluates. An active point that reads or stores outside a buffer is an error. An inactive point may read
+any element, and writes nothing.
 """
 
 from __future__ import annotations
@@ -143,8 +144,8 @@ class _Frame:
 
     @contextmanager
     def _axes(self, loops: Sequence[tuple[DimVar, Any]]) -> Generator[Array | None]:
-        """Inside the `with`, give each loop variable an array axis of its own. An axis whose extent differs between iterations gets the
-        largest of these extents. Yield a mask of the points that are inside all extents, or None if no extent differs."""
+        """Inside the `with`, give each loop variable an array axis of its own. An axis with a ragged extent gets the largest value of
+        the extent. Yield a mask of the points that are inside all ragged extents, or None if no extent is ragged."""
         outer, inside = self.active, None
         for var, extent in loops:
             ragged = isinstance(extent, np.ndarray)

@@ -1,4 +1,5 @@
-"""The rank of the arrays in which the interpreter evaluates a nest: the largest number of nested loop variables and reduced axes."""
+"""The rank of the arrays in which the interpreter evaluates a nest: the largest number of nested loop variables and reduced axes, but at
+least 2."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ MEANING: dict[Fn, Callable[..., Array]] = {
 
 
 def fold(fn: ReduceFn, values: Array, axis: int) -> Array:
-    """Reduce one axis and keep it with extent 1. ARGMAX and ARGMIN return the first index, as i64."""
+    """Reduce one axis and keep it with extent 1. ARGMAX and ARGMIN return the index of the first extreme value, as i64."""
     match fn:
         case ReduceFn.SUM:
             return np.sum(values, axis=axis, keepdims=True, dtype=values.dtype)

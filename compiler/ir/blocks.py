@@ -175,7 +175,7 @@ def _pairs(first: int, at: int = 0) -> Bits:
 
 
 def _single(first: int, at: int) -> Bits:
-    """One bit of each number: the bits i of 32 bytes belong to the numbers 32 * i to 32 * i + 31."""
+    """One bit of each number: bit i of byte j, of 32 bytes, belongs to number 32 * i + j, and is bit `at` of that number."""
     return Bits(1, lambda k: first + k % 32, lambda k: k // 32, at)
 
 

@@ -284,7 +284,8 @@ class Dim(_Operators):
         return total
 
     def evaluate(self, env: Mapping[DimVar, int]) -> int:
-        """Return the value of the expression for these values of variables. Raise UnboundDimError if a value is missing."""
+        """Return the value of the expression for these values of variables. Raise UnboundDimError if a value is missing, and
+        ZeroDivisionError if a divisor is 0."""
         try:
             return sum(c * math.prod(_evaluate_atom(a, env) for a in m) for c, m in self.terms)
         except KeyError:

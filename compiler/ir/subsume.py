@@ -6,7 +6,7 @@ Four levels, from best to worst:
     PASS       every value of `given` is one of `wanted`
     SYMBOLIC   only values of dimensions are unproved: accepted, checked at run time
     COARSE     `given` lacks a fact that `wanted` states, such as a rank: an error for an argument
-    DISJOINT   no value can have both annotations: always an error
+    DISJOINT   no value can have both annotations, or an impure function is given where a pure one is wanted: always an error
 """
 
 from __future__ import annotations

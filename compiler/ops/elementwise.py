@@ -265,9 +265,9 @@ def _cast_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def numpy_cast(value: Any, dtype: DType) -> Any:
-    """Cast as the compiled code does. A float becomes an integer by truncation: a number beyond the range of the integers becomes the
+    """Cast as the compiled code does. A float becomes an integer by truncation. A number beyond the range of the integer type becomes the
     nearest end of the range, and NaN becomes 0."""
-    if not (dtype.is_int and value.dtype.kind in "fV"):  # V: the float types that NumPy does not know
+    if not (dtype.is_int and value.dtype.kind in "fV"):  # V: floats of types that NumPy itself lacks, such as bf16
         return value.astype(dtype.numpy)
     ends = np.iinfo(dtype.numpy)
     wide = np.trunc(np.nan_to_num(value.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))

@@ -54,8 +54,8 @@ def _weighted(operands: Operands) -> tuple[tuple[int, Type], ...]:
 
 
 def _softmax_nest(operands: Operands) -> Nest:
-    """Compute the softmax with one division per row instead of one per element. The reciprocal cannot overflow, since the sum includes the
-    term exp(0) = 1."""
+    """Compute the softmax with one division per row instead of one per element. In a row with a finite maximum, the reciprocal cannot
+    overflow, since the sum includes the term exp(0) = 1."""
     k = Kernel()
     out, x = k.arrays(output(operands), operands.buffer(0))
     *rows, length = x.shape
@@ -112,7 +112,7 @@ def _numpy_mean(x: Any) -> Any:
 
 
 def _rms_nest(operands: Operands) -> Nest:
-    """out = x / sqrt(mean(x^2) + eps) * (weight + offset)"""
+    """out = x / sqrt(mean(x^2) + eps) * (weight + weight_offset)"""
     k, offset = Kernel(), operands.attrs["weight_offset"]
     out, x, w = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
     scale = k.workspace("scale", *x.shape[:-1])

@@ -2,7 +2,7 @@
 
 Operand i of `all_gather`, and table i of `rank_embedding`, is read from the memory of rank i. A program for ranks passes one of its own
 values as every operand. No rank reads an operand before all ranks have computed it, and no rank overwrites an operand before all ranks have
-read it (`Kernel.ranks` of `runtime/executable.py`). On a CPU, and in the interpreter, every operand is in the memory of this device.
+read it (`Kernel.ranks` of `runtime/executable.py`). On a CPU, and in the interpreter, all operands are in the same memory.
 
 Nothing is summed over ranks. So every element is computed by one rank in the order in which a single device computes it, and has the same
 bits.

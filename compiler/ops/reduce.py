@@ -106,7 +106,7 @@ def _extreme(numpy: Callable[..., Any], highest: bool) -> Callable[..., Any]:
     def interpret(x: Any, axes: Any, keepdims: bool) -> Any:
         wide = DType.from_numpy(x.dtype).accumulator
         least, most = wide.ends
-        initial = wide.numpy.type(least if highest else most)  # of the wide type, since e4m3 has no infinity
+        initial = wide.numpy.type(least if highest else most)  # an end of the wide type, since e4m3 has no infinity
         return np.asarray(numpy(x.astype(wide.numpy), axis=axes, keepdims=keepdims, initial=initial)).astype(x.dtype)
 
     return interpret

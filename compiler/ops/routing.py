@@ -72,7 +72,7 @@ def write_best(
     tokens, size = out.shape[:1], (num_experts,)
 
     def rank(t: Dim, e: Dim) -> Scalar:
-        """Return an integer that orders experts: by score, then by number, the lower number first."""
+        """Return an integer that is larger the better the expert is: by score, then by number, the lower number being better."""
         return order(score(t, e)) * (1 << 32) - index(e)
 
     for before, own in zip([None, *best], best, strict=False):

@@ -252,7 +252,7 @@ class _Scan:
             state[r, first + lane] = 0.0
 
     def _multiply(self, products: Array, state: Array, t: Dim, h: Dim) -> None:
-        """Multiply the state by the key of the sequence's first token; the result is `products`."""
+        """Multiply the state by the key of the sequence's first token, and write the result to `products`."""
         with self._columns() as first:
             self._clear(products, first)
             with self._rows() as (r, p), self.kernel.vector(self.lanes) as lane:

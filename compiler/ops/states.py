@@ -150,7 +150,7 @@ def _taps_nest(operands: Operands) -> Nest:
     out, weight = k.arrays(output(operands), operands.buffer(0))
     with k.nest(out.shape) as (r, j):
         out[r, j] = cast(weight[j, 0, r], F32)
-    return Nest((out.buffer,), k.body(), attrs={"schedule": "taps"})  # a scheduled nest is not fused, so that it runs at load time
+    return Nest((out.buffer,), k.body(), attrs={"schedule": "taps"})  # nests with a schedule are not fused: this one runs at load time
 
 
 def _taps_numpy(weight: Any) -> Any:

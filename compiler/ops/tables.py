@@ -44,7 +44,7 @@ class Operands:
 
     atoms: tuple[Atom, ...]
     types: tuple[Type, ...]
-    places: tuple[Place | None, ...]  # None for a shape, whose annotation has its value, and for a tensor of unknown extents or type
+    places: tuple[Place | None, ...]  # None for shapes, tensors of unknown extents or type, and other values
     attrs: Mapping[str, Any]
     out: Type
 

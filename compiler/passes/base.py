@@ -42,7 +42,7 @@ class Instrument(Protocol):
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """Passes that run in order. The methods that take the name of a pass raise CompileError if no pass has this name. If several passes
-    have it, `until`, `after` and `inserted` use the first one."""
+    have it, `until`, `after` and `inserted` use the first one, and `only` uses the last one."""
 
     passes: Sequence[Pass]
     instruments: Sequence[Instrument] = ()

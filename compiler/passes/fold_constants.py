@@ -1,8 +1,8 @@
 """Evaluate values that depend only on constants, with the interpreter.
 
 Before: all operands of some pure operators and loop nests are constants, at least one of them a tensor. After: their results are constants,
-too. A call stays if its attributes or its annotation contain variables, or if its result is no tensor but a tuple of tensors. It also stays
-if its result is larger than `most_bytes` and larger than all its operands together, so folding does not bloat the program. A call with only
+too. A call stays if an attribute contains a dimension, if its annotation has variables, or if its result is no tensor. It also stays if its
+result is larger than `most_bytes` and larger than all its operands together, so folding does not bloat the program. A call with only
 numbers as operands, such as one that fills a tensor with a number, is not folded.
 """
 

@@ -2,14 +2,15 @@
 
 Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., kept..., prepared...)`, where `kept` are the weights that the
 step still reads, and all weights with symbolic extents, because the step may use or check these extents. The functions
-`step.weights.0(weights...)`, `step.weights.1(weights...)`, ... each return a tuple of `prepared` values, in this order: packed, transposed,
-quantised or folded weights. They are compiled like any function, so packing loops are fast. The results of one function have at most
-PART_BYTES, unless a single result has more, or results share a computed value and cannot be separated. So memory need not hold the whole
-checkpoint and all prepared weights at once. A function that other functions call stays as it is.
+`step.weights.0(weights...)`, `step.weights.1(weights...)`, ... are called preparations. Together they return the `prepared` values (packed,
+transposed, quantised or folded weights) in the order of the parameters, each function as a tuple. They are compiled like any function, so
+packing loops are fast. The results of one function have at most PART_BYTES, unless a single result has more, or results share a computed
+value and cannot be separated. So memory need not hold the whole checkpoint and all prepared weights at once. A function that other
+functions call stays as it is.
 
-Such a function, a preparation, checks nothing but its own parameters. So work on weights with symbolic extents moves only if no other
-parameter mentions the variables of these extents, and no check of the step before the work mentions them. Work on a weight that is a number
-stays, because the step checks the number.
+A preparation checks nothing but its own parameters. So work on weights with symbolic extents moves only if no other parameter mentions the
+variables of these extents, and no check of the step before the work mentions them. Work on a weight that is a number stays, because the
+step checks the number.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def lift_weights(module: IRModule) -> IRModule:
 def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     """Return the step and the preparations that replace an entry point, by name, or nothing if no work can move."""
     early: dict[Var, None] = dict.fromkeys(func.weights)  # values that only weights determine; a dict, because their order matters
-    alone = _own_variables(func)  # the variables that no check so far mentions
+    alone = _own_variables(func)  # variables of weights alone that no check so far mentions
     fresh = destroyed(func.body, taken_in(module))  # values whose memory every call overwrites, so every call must compute them again
     moved: list[Binding] = []
     for binding in func.body.bindings:
@@ -94,7 +95,7 @@ def _variables(binding: Binding) -> set[DimVar]:
 
 
 def num_prepared(module: IRModule, entry: str) -> int:
-    """Return the number of weights that an entry point's preparations return. They are its last weights."""
+    """Return the number of weights that an entry point's preparations return. The entry point gets them as its last weights."""
     results = [func.result_type for name, func in module.graph_functions.items() if name.startswith(entry + PREPARATION)]
     return sum(len(result.fields) for result in results if isinstance(result, TupleType))
 
@@ -122,8 +123,8 @@ def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
 
 
 def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Binding]]:
-    """Group the bindings that prepare values in `used` into parts. The results of a part have at most PART_BYTES. A connected group of
-    bindings whose results have more is a part by itself. So there are few functions, and each is small."""
+    """Group the bindings that prepare values in `used`, which the step reads, into parts. The results of a part have at most PART_BYTES. A
+    connected group of bindings whose results have more is a part by itself. So there are few functions, and each is small."""
     parts: list[list[Binding]] = []
     part_bytes = PART_BYTES
     for group in _connected(bindings):

@@ -135,7 +135,8 @@ def _part(weight: QuantisedWeight, longest: int) -> int | None:
 
 def quantised_weight(linear: Call, values: Mapping[Var, Value]) -> QuantisedWeight | None:
     """Return the quantised weight of a product, `linear` or `expert_linear`. Return None if the weight is not quantised or is of 8-bit
-    floats, if a shape is not known, or if its groups do not fill whole units of 4 bytes. `values` has the values of all variables."""
+    floats, if its shape is not constant, if the shape or the element type of the rows is not known, or if its groups do not fill whole
+    units of 4 bytes. `values` has the values of all variables."""
     weight, x = linear.args[1], type_of(linear.args[0])
     made = values.get(weight) if isinstance(weight, Var) else None
     if not isinstance(made, Call) or made.op is not DEQUANTIZE:

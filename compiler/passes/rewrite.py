@@ -3,8 +3,8 @@ again.
 
 A pass provides a function that maps a binding to the value that replaces the binding's value. The function gets the old binding, and its
 value with operands that are replaced already. It may emit bindings before this binding through the builder. If it returns an atom or a
-`Copy` of an atom, the atom replaces the variable everywhere. If a graph function changes, all other copies in it are replaced in this way,
-too.
+`Copy` of an atom, the atom replaces the variable everywhere. If a graph function changes, each variable in it
+that is bound to an atom, or to a `Copy` of one, is replaced by that atom, too.
 """
 
 from __future__ import annotations

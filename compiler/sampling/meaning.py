@@ -9,9 +9,9 @@ After the temperature step, a row holds *distances*: by how many nats each token
 distances, the token with the lower id ranks as nearer. A token that was removed is infinitely far. Each truncation works on the tokens that
 the previous truncation kept.
 
-Integers called *weights* represent probabilities: the best token has the weight 2^40. Sums of weights are exact, so the token that a random
-number selects depends neither on how a row is divided into blocks, nor on threads, nor on the instruction set. `weigh` uses f32 products
-and sums without fusing, which every machine rounds alike.
+Integers called *weights* represent probabilities: a token at distance 0 has the weight 2^40. Sums of weights are exact, so the token that a
+random number selects depends neither on how a row is divided into blocks, nor on threads, nor on the instruction set. `weigh` uses f32
+products and sums without fusing, which every machine rounds alike.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ TWO = 2.0  # adding TWO to 0.7 < x < 1.5 gives an f32 sum whose low bits are x i
 
 
 def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_and_masks: Array) -> tuple[Array, ...]:
-    """Draw a token per row. Return the tokens, then the fields of `Logprobs`. In place of a token, NOT_A_NUMBER says that the row has a NaN
-    or positive infinity, and NOTHING_LEFT that no token may be drawn. `rows` are the indices of the rows in the logits. All parameters
-    except `logits` are the fields of `SampleBatch`, in their order."""
+    """Draw a token per row. Return the tokens, then the fields of `Logprobs`. In place of a token, NOT_A_NUMBER says that the row,
+    after bias, penalties and mask, has a NaN or positive infinity, and NOTHING_LEFT that no token may be drawn. `rows` are the indices of
+    the rows in the logits. All parameters except `logits` are the fields of `SampleBatch`, in their order."""
     *lists, masks = lists_and_masks
     tokens = np.zeros(len(rows), np.int32)
     logprobs = _nothing(len(rows))
@@ -143,13 +143,13 @@ def weigh(distances: Array) -> Array:
 
 
 def _bits_beyond(numbers: Array, base: float) -> Array:
-    """Return how many f32 numbers are between `base` and each of `numbers`."""
+    """Return, for each of `numbers`, how many steps from one f32 to the next lead to it from `base`."""
     return numbers.view(np.int32) - np.float32(base).view(np.int32)
 
 
 def _nearest(distances: Row, key: Row, weights: Array, wanted: int) -> Row:
-    """Return the distances of the tokens that are kept, and infinity for all others. Tokens are kept by ascending keys, until their weights
-    sum to at least `wanted`."""
+    """Return the distances of the tokens that are kept, and infinity for all others. Tokens are kept by ascending `key`, until their
+    weights sum to at least `wanted`."""
     order = np.argsort(key, kind="stable")
     num_kept = int(np.searchsorted(np.cumsum(weights[order]), wanted, side="left")) + 1
     nearest = distances.copy()

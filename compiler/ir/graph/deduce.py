@@ -131,8 +131,8 @@ def _remembered(op: OpDef, args: tuple[Type, ...], attrs: tuple[tuple[str, type,
 
 
 def _related(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
-    """Deduce the annotation of a call. Raise AnnotationError if a relation of the operator is proved not to hold, or if the result is too
-    large."""
+    """Deduce the annotation of a call. Raise AnnotationError if the operator's own rule refuses the operands, if a relation of the operator
+    is proved not to hold, or if the result is too large."""
     type_ = op.deduce(args, attrs)
     for relation in op.relations(args, attrs):
         if relation.is_violated:

@@ -70,8 +70,8 @@ def _add_stmt(found: list[Site], stmt: Stmt, dims: frozenset[DimVar], buffers: f
 def _add_scalar(
     found: list[Site], scalar: Scalar, stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer], seen: set[Scalar]
 ) -> None:
-    """Add a scalar of `stmt` and its operands to `found`. `dims` and `buffers` are visible at the scalar. A node with several users is
-    added once outside of reductions, and once for each reduction that contains it."""
+    """Add a scalar of `stmt` and its operands to `found`. `dims` and `buffers` are visible at the scalar. A node with several users in
+    this scalar is added once outside of reductions, and once for each reduction that contains it."""
     if scalar in seen:
         return
     seen.add(scalar)

@@ -129,7 +129,7 @@ def _append_type(args: tuple[Type, ...], names: str) -> Type:
 
 
 def _append_nest(operands: Operands, names: str) -> Nest:
-    """Write the operands `names`, each [tokens, kv_heads, size], to their slots; slot = page * PAGE + offset."""
+    """Write the operands `names`, each [tokens, kv_heads, size], to the slots of the tokens; slot = page * PAGE + offset."""
     kernel, at = Kernel(), 1 + len(names)
     held, *sources, slots = (operands.buffer(i) for i in range(at + 1))
     cache = kernel.array(Buffer("new_cache", held.shape, held.dtype))
@@ -160,8 +160,8 @@ def _each_slot(kernel: Kernel, slots: Buffer, pages: Dim) -> Generator[tuple[Dim
 
 
 def _lane_tops(kernel: Kernel, names: str, sources: Sequence[Buffer]) -> list[Array]:
-    """Return an array [tokens, heads, lanes] per source. Entry `lane` is the largest magnitude of elements `lane`, `lane + lanes`, `lane +
-    2 * lanes`, ... of a row. `names` has a letter per source."""
+    """Return an array [tokens, heads, lanes] for each of the sources: the keys and, if they are given, the values. Entry `lane` is the
+    largest magnitude of elements `lane`, `lane + lanes`, `lane + 2 * lanes`, ... of a key or value. `names` has a letter per source."""
     tokens, heads, size = sources[0].shape
     lanes = next(lanes for lanes in (LANES, 8, 4, 2, 1) if prove_divisible(size, lanes))
     found = [kernel.workspace(f"{name}_tops", tokens, heads, lanes) for name in names]
@@ -176,8 +176,8 @@ def _of_lane(x: Array, t: Dim, h: Dim, lanes: int, lane: Dim, r: Dim) -> Scalar:
 
 
 def _write_scales(kernel: Kernel, layer: Dim, scales: Array, tops: Sequence[Array], slots: Buffer) -> None:
-    """Write the scales of the keys, then those of the values if they are given, to `scales`. `tops` has an array [tokens, heads, lanes] for
-    the keys, and one for the values if they are given: the largest magnitude of each lane."""
+    """Write the scales of the keys, then those of the values if they are given, to the slots of the tokens in `scales`. `tops` has an array
+    [tokens, heads, lanes] for the keys, and one for the values if they are given: the largest magnitude of each lane."""
     for which, of_lanes in enumerate(tops):
         _, heads, lanes = of_lanes.shape
         with _each_slot(kernel, slots, scales.shape[2]) as (t, page, offset), kernel.nest((heads,)) as (h,):
@@ -190,7 +190,8 @@ def _at(tops: Array, t: Dim, h: Dim, lane: Dim) -> Scalar:
 
 
 def _write_cache(kernel: Kernel, layer: Dim, cache: Array, scales: Array | None, sources: Sequence[Buffer], slots: Buffer) -> None:
-    """Write the keys, then the values if they are given, to their slots in the cache."""
+    """Write the keys, then the values if they are given, to the slots of the tokens in the cache. With `scales`, write them divided by
+    their scales and rounded."""
     for which, (x, index) in enumerate(zip(kernel.arrays(*sources), (key_index, value_index), strict=False)):
         _, heads, size = x.shape
         with _each_slot(kernel, slots, cache.shape[2]) as (t, page, offset), kernel.nest((heads, size)) as (h, j):

@@ -115,7 +115,7 @@ def _pooled_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     return TensorType((starts.shape[0] - 1, x.shape[1]), x.dtype)
 
 
-Pool = Callable[[Dim, Callable[[Dim], Scalar]], Scalar]  # (count, value at an index) -> pooled value
+Pool = Callable[[Dim, Callable[[Dim], Scalar]], Scalar]  # (number of tokens, their values by index) -> pooled value
 
 
 def _mean_nest(operands: Operands) -> Nest:

@@ -1,4 +1,5 @@
-"""The positions of its sequence to which a token attends, as the operand `positions` of attention states them."""
+"""The first and the last position of its sequence to which a token attends. The operand `positions` of attention states the last one, and
+also the first one if it has two columns."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ FIRST, LAST = 0, 1  # columns of `positions[tokens, 2]`
 
 
 def has_window(node: Attention) -> bool:
-    """Return whether there may be tokens that do not attend to the beginning of their sequence."""
+    """Return whether some tokens may not attend to the first position of their sequence."""
     return node.window > 0 or node.has_spans
 
 
@@ -22,7 +23,7 @@ def last_position(positions: Array, token: Dim) -> Scalar:
 
 
 def first_position(k: Kernel, node: Attention, positions: Array, token: Dim, last: Dim) -> Dim:
-    """Return the first position to which a token attends. `last` is the last one."""
+    """Return the first position to which a token attends. `last` is the last position to which it attends."""
     if node.has_spans:
         return k.let("low", cast(positions[token, FIRST], DType.I64))
     return first_of_window(node, last)

@@ -98,7 +98,7 @@ def _by_expert(experts: Any, size: int, dtype: str, of_expert: Callable[[int, An
 def _integer_numpy(q: Any, scale: Any, total: Any, panels: Any, weight_scale: Any, experts: Any, *others: Any, **attrs: Any) -> Any:
     def of_expert(e: int, of: Any) -> Any:
         own = [other[e] for other in others]
-        if attrs["has_offset"]:  # the sums of rows belong to rows, not to experts
+        if attrs["has_offset"]:  # the operand `sum` has an entry per row, not per expert
             sums = 1 if attrs["in_units"] else 0
             own[sums] = others[sums][of]
         return integer_numpy(q[of], scale[of], total[of], panels[e], weight_scale[e], *own, **attrs)

@@ -1,4 +1,8 @@
-"""Quantisation of activation rows to integers, with a scale per group or per row, for the products of integer.py and widened.py."""
+"""Quantisation of activation rows to integers, with a scale per group or per row, for the products of integer.py and widened.py.
+
+Elements are measured in steps: `most` steps are as long as `top`, the largest magnitude of the row or group. If there may be outliers,
+`_write_tops` computes a smaller `top`.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +89,8 @@ def _write_scales(k: Kernel, top: Array, scale: Array, inverse: Array, most: int
 
 
 def _steps(x: Any, most: int, top: Any = None) -> tuple[Any, Any]:
-    """Return x divided by the step, not yet rounded, and the scale of each row of the last axis. `most` steps represent `top`, which is by
-    default the row's largest magnitude."""
+    """Return x in steps, not yet rounded, and the length of a step (the scale) for each row of the last axis. `most` steps represent `top`,
+    which is by default the row's largest magnitude. Where `top` is below NEGLIGIBLE, x counts as 0 steps."""
     wide = x.astype(np.float32)
     top = np.abs(wide).max(-1, initial=0, keepdims=True) if top is None else top
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -96,7 +100,7 @@ def _steps(x: Any, most: int, top: Any = None) -> tuple[Any, Any]:
 
 
 def _planes(numbers: Any) -> list[Any]:
-    """Return both planes of numbers, as `_plane` does."""
+    """Return plane 0 and plane 1 of the numbers, as `_plane` defines them."""
     upper = (numbers + 128) >> 8
     return [upper, numbers - (upper << 8)]
 
@@ -199,8 +203,8 @@ def _group_sum(q: Array, row: Sequence[Dim], plane: int, first: Dim, count: Dim)
 
 def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool, cap: float) -> Any:
     """Compute with NumPy what `_rows_nest` writes: the quantised numbers in planes, the scale of each group, the sum of each plane of each
-    group and, with `sums`, the sum of each group's numbers times its scale. With a `cap`, the steps are those of 8 bits, and outliers need
-    16 bits (see the comment on QUANTIZE_ROWS)."""
+    group and, with `sums`, the sum of each group's numbers times its scale. With a `cap`, the steps are those of 8 bits, and outliers may
+    need 16 bits (see the comment on QUANTIZE_ROWS)."""
     length = x.shape[-1]
     grouped = x.reshape(*x.shape[:-1], length // group if group else 1, group or length)
     steps, scale = _steps(grouped, LARGEST[8], _tops(x, grouped, cap)) if cap else _steps(grouped, LARGEST[bits])
@@ -225,7 +229,7 @@ def _tops(x: Any, grouped: Any, cap: float) -> Any:
 
 
 # If `cap` is not 0, numbers that exceed `cap` times the mean magnitude of their row are outliers. The step of a group is that of 8 bits for
-# the group without its outliers. So outliers need 16 bits, and all other numbers need 8 bits: their upper plane is zero.
+# the group without its outliers, or larger (`_write_tops`). So only outliers may need 16 bits; the upper plane of other numbers is zero.
 QUANTIZE_ROWS = define(
     "quantize_rows",
     "x",

@@ -100,20 +100,21 @@ class _Table:
         return MIDDLE if self.bits == 4 and self.kind is Kind.INT else 0
 
     def numbers_shape(self, columns: int) -> Shape:
-        """Return the shape of `numbers`. Panels have `columns` rows of the table."""
+        """Return the shape of `numbers`. A panel has `columns` rows of the table; without panels, `columns` is not used."""
         if self.panels is None:
             return Dim.of(self.size), Dim.of(self.length // num_per_byte(self.bits))
         return ceil_div(Dim.of(self.size), columns), self.panels.lines(Dim.of(self.length)), Dim.of(columns * FOUR)
 
     def levels_shape(self, groups: DimLike, columns: int) -> Shape:
-        """Return the shape of scales, of offsets, or of their units. Panels have `columns` rows of the table."""
+        """Return the shape of scales, of offsets, or of their units, of which each row has `groups`. A panel has `columns` rows of the
+        table; without panels, `columns` is not used."""
         if self.panels is None:
             return Dim.of(self.size), Dim.of(groups)
         return ceil_div(Dim.of(self.size), columns), Dim.of(groups), Dim.of(columns)
 
 
 def _columns(shape: Sequence[Dim], table: _Table) -> int:
-    """Return the number of columns of a panel. `shape` is that of the scales."""
+    """Return the number of columns of a panel, or 1 for a table without panels. `shape` is that of the scales."""
     return 1 if table.panels is None else constant(shape[-1], "the number of columns of scale")
 
 

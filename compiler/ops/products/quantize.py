@@ -127,7 +127,7 @@ def half_byte(q: Buffer, row: Sequence[Dim], k: Dim) -> Scalar:
 
 
 def half_bytes(q: Any) -> Any:
-    """Return the 4-bit numbers of bytes, in NumPy."""
+    """Return the two 4-bit numbers of each byte of the rows, in NumPy: the lower four bits first."""
     return np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], 2 * q.shape[-1])
 
 
@@ -188,7 +188,7 @@ def _quantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _quantize_nest(operands: Operands) -> Nest:
-    """Compute each group's range, its scale as rounded for storage, its zero point and its quantised numbers."""
+    """Compute each group's range, its scale as rounded for storage, its zero point (unless `symmetric`) and its quantised numbers."""
     k, attrs, out = Kernel(), operands.attrs, operands.out
     assert isinstance(out, TupleType)
     outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "zero"), strict=False))
@@ -199,7 +199,7 @@ def _quantize_nest(operands: Operands) -> Nest:
     low, high = k.workspace("low", *scale.shape), k.workspace("high", *scale.shape)
 
     def safe_scale(*at: Dim) -> Scalar:
-        """Return the scale as a divisor. A group of zeros has scale 0; its divisor is 1."""
+        """Return the scale as a divisor. For a scale of 0, such as that of a group of zeros, the divisor is 1."""
         value = cast(scale[at], F32)
         return select(equal(value, 0.0), const(1.0, F32), value)
 
@@ -222,7 +222,7 @@ def _quantize_nest(operands: Operands) -> Nest:
         with k.nest(zero.shape) as at:
             zero[at] = clipped(least - round_half_even(low[at] / safe_scale(*at)))
     bytes_per_group = group * bits // 8
-    with k.nest((*scale.shape, bytes_per_group)) as (*row, g, j):  # one loop per group, which the schedule turns into rows
+    with k.nest((*scale.shape, bytes_per_group)) as (*row, g, j):  # the schedule treats each group as a row
         value = number(row, g, j) if bits == 8 else number(row, g, j * 2) | number(row, g, j * 2 + 1) << 4
         q[*row, g * bytes_per_group + j] = value
     return Nest(outputs, k.body())

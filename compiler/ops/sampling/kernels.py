@@ -39,8 +39,8 @@ class _Sampling(Truncations):
     """Writes the code that samples one row, or ranks the given token of one row."""
 
     def sample(self) -> None:
-        """Draw a token and report the requested log-probabilities. If the logits have a NaN or positive infinity, or if no token may be
-        drawn, write NOT_A_NUMBER or NOTHING_LEFT in place of the token."""
+        """Draw a token and report the requested log-probabilities. If the row, after bias, penalties and mask, has a NaN or
+        positive infinity, or if no token may be drawn, write NOT_A_NUMBER or NOTHING_LEFT in place of the token."""
         k, i, arrays = self.k, self.i, self.arrays
         self.report_nothing()
         self.adjusted = k.local("adjusted", 1, dtype=BOOL)
@@ -114,7 +114,7 @@ class _Sampling(Truncations):
                 with k.when(run[0] <= random[0]):
                     before[0] = run[0]
                     chosen[0] = index(b) + 1
-            b = clamped_index(k, "b", chosen[0], Dim.of(self.blocks))  # no block is chosen if all weights are 0
+            b = clamped_index(k, "b", chosen[0], Dim.of(self.blocks))  # if all weights are 0, `chosen` is beyond the last block
             with k.when(self.pending[0]), self.each_vector(b) as (_, _, at):
                 self.distance[self.g, at] = select(self.within(at), self.own(at), INF)
             run[0] = before[0]

@@ -191,8 +191,8 @@ class Truncations(Row):
         self.k.tile(Append(), self.list[self.g, 0], self.count[0], hits[u, 0], dims=(BLOCK * b + LANES * u,))
 
     def list_tokens(self, condition: Read) -> None:
-        """List the tokens that meet the condition, by ascending id. Blocks whose `low` exceeds `upto` are skipped; no token in them may
-        meet the condition."""
+        """List the remaining tokens that meet the condition, by ascending id. Blocks whose `low` exceeds `upto` are skipped; no token in
+        them may meet the condition."""
         k = self.k
         with k.scope():
             hits = k.local("hits", VECTORS, LANES, dtype=I32)

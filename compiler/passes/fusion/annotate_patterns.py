@@ -23,7 +23,8 @@ from compiler.ops.ranks import RANKS
 
 class Pattern(StrEnum):
     """Kinds of computation. Nests of the first kind, ELEMENTWISE, are fused most freely: an elementwise consumer is even fused into a
-    reduction, a product or stages as an epilogue. A nest of the last kind, OPAQUE, is never joined into its consumer."""
+    reduction, a product or stages as an epilogue. A nest of the last kind, OPAQUE, is never joined into its consumer, but
+    `fuse` may first narrow a nest with several results to one of them."""
 
     ELEMENTWISE = "elementwise"  # computes out[i, j] from elements at [i, j]
     BROADCAST = "broadcast"  # computes out[i, j] from elements whose indices are constants and some of i, j, in this order

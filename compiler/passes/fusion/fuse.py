@@ -270,7 +270,7 @@ class _Fuser:
 
 
 def _count(uses: dict[Var, int], *changes: tuple[Value, int]) -> None:
-    """Add each number to the uses of the variables that the value beside it reads."""
+    """For each pair of a value and a number, add the number to the uses of the variables that the value reads, once per read."""
     for value, count in changes:
         for atom in operands(value):
             if isinstance(atom, Var):

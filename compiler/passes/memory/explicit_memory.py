@@ -1,4 +1,4 @@
-"""Make memory explicit: every call in destination-passing style becomes an allocation per output and a launch.
+"""Make memory explicit: every call in destination-passing style becomes a launch, after allocations for its outputs.
 
 Before: calls of loop nests and library routines have values. After: `Alloc` and `Launch` replace them, except for library routines whose
 result has an unknown shape or element type, because only the routine knows the size. An in-place output uses the memory of its operand.

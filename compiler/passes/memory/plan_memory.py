@@ -88,7 +88,7 @@ def _sized_at_entry(life: _Life, known: set[DimVar]) -> bool:
 
 @lru_cache(maxsize=1024)
 def tensor_bytes(type_: TensorType) -> Dim:
-    """Return the bytes of a tensor in the arena, rounded up to the alignment."""
+    """Return the number of bytes that a tensor takes in the arena: its size, rounded up to the alignment. A negative extent counts as 0."""
     assert type_.shape is not None and type_.dtype is not None
     count = Dim.of(1)
     for dim in type_.shape:
@@ -135,7 +135,7 @@ class _Lives:
                 return
 
     def _use(self, *atoms: Atom) -> list[_Life]:
-        """Extend the lifetimes of all memory to which the atoms may refer to the present binding, and return these lifetimes."""
+        """Let all memory to which the atoms may refer live until the present binding, and return the lifetimes of this memory."""
         lives = [self.found[place.var] for place in self.owners.of(*atoms) if place.var in self.found]
         for life in lives:
             life.last = self._now
