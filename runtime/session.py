@@ -137,7 +137,7 @@ class Session:
         return self._machine.function(function).arena_bytes(dims)
 
     def variables(self, function: str) -> dict[str, int | None]:
-        """Return the variables of a function, each with its largest declared value, or None if none is declared."""
+        """Return the variables of a function, each with its largest declared value, or None if no constant is declared."""
         return self._machine.function(function).variables
 
     def prepare(self, function: str, dims: Mapping[str, int]) -> None:

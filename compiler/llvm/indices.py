@@ -1,8 +1,8 @@
 """Emit index arithmetic: the value of a `Dim` in an iteration of a loop nest.
 
 Each part of an index is computed in the outermost scope in which all its variables are known, so the innermost loop computes only the parts
-that change there. The variable of an unrolled loop is a constant, that of a vector loop is a vector with one number per lane, and any other
-variable is a scalar operand.
+that change there. The variable of an unrolled loop is a constant, and that of a vector loop is a vector with one number per lane. Other
+variables are scalar operands, unless they were computed from a vector or always have the same value.
 """
 
 from __future__ import annotations

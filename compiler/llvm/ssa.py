@@ -1,8 +1,8 @@
 """Write LLVM IR as text in one pass.
 
 A function is a list of lines. Some items of the list are holes: lists to which further lines are added while later code is written. `hoist`
-writes an instruction into the hole of an outer scope, as far out as its operands are known. So index arithmetic stays out of inner loops
-without LLVM's loop passes. The output is text because LLVM parses text faster than Python builds an object model.
+writes an instruction into the hole of a scope; callers name the outermost scope in which all operands are known. So index arithmetic stays
+out of inner loops without LLVM's loop passes. The output is text because LLVM parses text faster than Python builds an object model.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ TOLD_LINES = 3  # last lines of the process's error stream that an error shows
 
 
 class StdioTransport:
-    """A process that speaks MCP over its standard streams, and two threads that read its messages and its error stream. Of this process's
-    environment, the process gets only the variables INHERITED, because others may be secrets."""
+    """A process that speaks MCP over its standard streams, and two threads that read its messages and its error stream. Of the
+    client's environment, the process gets only the variables INHERITED, because others may be secrets."""
 
     keeps_open = True
 

@@ -31,15 +31,15 @@ def host_buffer(num_bytes: int) -> NDArray[np.uint8]:
 
 def sparse_buffer(num_bytes: int) -> NDArray[np.uint8]:
     """Allocate memory as `host_buffer` does, but in small pages. `use_huge_pages`, called for the array's base, later makes huge pages of
-    the parts that are mostly written. Huge pages from the start would cost much: the first token of a sequence writes to two places per
-    layer, which took 126 MB of huge pages in a model with 30 layers, and 0.28 s of its start on a virtual machine."""
+    the parts that are at least half written. Huge pages from the start would cost much: the first token of a sequence writes to two places
+    per layer. In a model with 30 layers, this took 126 MB of huge pages, and 0.28 s on a virtual machine."""
     return _buffer(num_bytes, huge=False)
 
 
 def use_huge_pages(block: NDArray[np.uint8]) -> None:
     """Make a huge page of each part of a block that is at least half written. Other parts keep small pages, because huge pages would more
-    than double their memory; call this again when more has been written. Other threads may read and write meanwhile. If the system refuses,
-    all pages stay as they are."""
+    than double their memory; call this again when more has been written. Other threads may read and write meanwhile. Where the system
+    refuses, pages stay as they are."""
     address = block.ctypes.data
     begin, end = -(-address // HUGE_PAGE) * HUGE_PAGE, (address + block.nbytes) // HUGE_PAGE * HUGE_PAGE
     if begin < end and sys.platform == "linux":

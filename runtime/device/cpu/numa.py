@@ -18,7 +18,8 @@ SYSTEM = Path("/sys/devices/system/node")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The core of each thread, and the memory node of each core. Nodes are numbered in the order in which they first appear."""
+    """The core of each thread, and the memory node of each core. Nodes are numbered in the order in which they first appear. Both tuples
+    are empty if threads are not placed on cores."""
 
     cores: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()

@@ -251,7 +251,7 @@ class CudaDevice:
         """Do nothing: each call makes the card's context current for its thread."""
 
     def close(self) -> None:
-        """Wait for the work of the GPU. Raise DeviceFault if it has failed. The device can be used afterwards."""
+        """Wait for the work of the GPU, which can still be used afterwards. Raise DeviceFault if the work has failed."""
         self._card.wait()
 
 
