@@ -27,7 +27,8 @@ AnyFold = Reduce | Contraction | GroupedContraction
 @dataclass(frozen=True, slots=True)
 class GroupedSum:
     """One sum of a product of integers: rows of shape [..., planes, k] times weights in a format. It adds up the exact sums of groups along
-    k, each times a factor. Planes are the rows of 8-bit integers that together represent a row of 16-bit integers."""
+    k, each times a factor. A row of 16-bit integers is stored as two planes of 8-bit integers; other rows
+    have one plane."""
 
     node: GroupedContraction
     q: Load  # the load of an element of the first plane
@@ -204,7 +205,7 @@ def _matrix(element: Element) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Dot:
-    """The sum of one plane of a group."""
+    """The sum over one group, for one plane of a row."""
 
     axis: DimVar
     extent: Dim

@@ -17,8 +17,8 @@ from compiler.llvm.ssa import Code, broadcast, suffix, vec
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An i64: a Python integer or an operand. An operand is known in scope `level` and in all scopes inside it. If `lanes` is above 1, it
-    is a vector with one number per lane."""
+    """An i64: a Python integer or an operand. An operand is known in scope `level` and in all scopes inside it. If `lanes` is above 1,
+    the index is a vector with one number per lane."""
 
     value: int | str
     level: int = 0  # number of a scope of `Code`: 0 is the whole function, and inner scopes have higher numbers

@@ -189,8 +189,8 @@ def in_register(code: Code, value: str, kind: str) -> str:
 
 
 def fence(code: Code, values: Sequence[str], kind: str) -> list[str]:
-    """Return copies of the values after an empty instruction. LLVM computes the values before this instruction. It does not move later
-    accesses to memory before it, nor code that uses the copies."""
+    """Return copies of the values after an empty instruction. LLVM computes the values before this instruction. LLVM moves
+    neither later accesses to memory nor code that uses the copies before this instruction."""
     kinds = f"{{ {', '.join([kind] * len(values))} }}"
     constraints = ",".join([*(["=r"] * len(values)), *map(str, range(len(values))), "~{memory}"])
     operands = ", ".join(f"{kind} {value}" for value in values)
