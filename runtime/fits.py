@@ -13,8 +13,8 @@ from typing import ClassVar, Self
 import msgspec
 from msgspec.structs import replace
 
-MOST_RATIO = 200  # largest ratio of the longer edge to the shorter one of an image that keeps its proportions
-LOW_EDGE = 16  # with detail `low`, an image that keeps its proportions has at most LOW_EDGE * LOW_EDGE squares
+MOST_RATIO = 200  # largest ratio of the longer edge of an image to the shorter one, for the classes Free and Mixed
+LOW_EDGE = 16  # with detail `low`, an image has at most LOW_EDGE * LOW_EDGE squares, for the classes Capped and Free
 
 
 class Way(msgspec.Struct, frozen=True, tag=True):

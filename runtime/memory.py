@@ -46,7 +46,7 @@ class Arena:
         self._account = account
         self._device = device
         self._use(device.allocate(0))
-        self._tops: list[int] = [0]  # for each running call, the end of its bytes in the arena
+        self._tops: list[int] = [0]  # 0, and then, for each running call, the end of its bytes in the arena
         self._last = 0  # bytes of the last outermost call without `keep_last`
         self._demand = 0
 

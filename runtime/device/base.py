@@ -128,7 +128,7 @@ class Region(Protocol):
 
     def repeat(self, heap: HeapHandle, inputs: Sequence[Any], result: Placed) -> Repeat | None:
         """Return a function that runs the region with this heap on other inputs that have the types, element types and shapes of `inputs`.
-        Inputs are the values of the first registers. `result` is the place of the result in the arena. Return None if the device has no
+        `inputs` are the values of the first registers. `result` is the place of the result in the arena. Return None if the device has no
         faster way than `run`."""
         ...
 

@@ -137,8 +137,8 @@ class Function:
 
     def call(self, args: Sequence[Any], *, views: bool = False, keep_last: bool = False) -> Any:
         """Call with the bound weights. Results in the arena are copied out of it, unless `views` is true. With `keep_last`, the results of
-        the last call stay intact in the arena. Raise ArgumentMismatch if an argument does not match, or if the weights are not bound, and
-        TooDeep if too many calls are nested."""
+        the last call without `keep_last` stay intact in the arena. Raise ArgumentMismatch if an argument does not match, or if the weights
+        are not bound, and TooDeep if too many calls are nested."""
         machine = self._machine
         if self._replay is not None and not keep_last and machine.profile is None:
             result = self._replay.call(args, views)

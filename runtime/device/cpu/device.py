@@ -115,7 +115,7 @@ class CpuRegion:
             time_to(kernel, time.perf_counter() - start)
 
     def in_parts(self, heap: Any, arena: Any, registers: Sequence[Any]) -> Iterator[None]:
-        """Run one launch at a time."""
+        """Run the launches one at a time, and yield between two of them."""
         for number in range(len(self._kernels)):
             if number:
                 yield

@@ -80,7 +80,7 @@ def _mapped(num_bytes: int, *, huge: bool) -> NDArray[np.uint8]:
     """Map zeroed memory, and tell Linux whether to use huge pages for it."""
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
+        with suppress(OSError):  # Linux was built without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(mapping, np.uint8)
 

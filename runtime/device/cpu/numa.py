@@ -59,7 +59,7 @@ class Placement:
 
 
 def _copy_from(cores: set[int], to: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-    """Copy the bytes by the calling thread, on these cores."""
+    """Limit the calling thread to these cores, and copy the bytes."""
     limit_thread(cores)
     to[...] = source
 
