@@ -57,8 +57,8 @@ class StdioTransport:
             thread.start()
 
     def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
-        """Send a request and return its result. Raise McpError if there is no result. If no answer has come in time, also tell the server
-        that nobody waits for one any more."""
+        """Send a request and return its result. Raise McpError if there is no result. If no answer comes, also tell the server that nobody
+        waits for one any more."""
         answers: queue.SimpleQueue[Message | McpError | None] = queue.SimpleQueue()
         with self._lock:
             if self._fault is not None:
