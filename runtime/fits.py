@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 MOST_RATIO = 200  # largest ratio of the longer edge of an image to the shorter one, for the classes Free and Mixed
-LOW_EDGE = 16  # with detail `low`, an image has at most LOW_EDGE * LOW_EDGE squares, for the classes Capped and Free
+LOW_EDGE = 16  # with detail `low`, the classes Capped and Free reduce a larger image to LOW_EDGE * LOW_EDGE squares or fewer
 
 
 class Way(msgspec.Struct, frozen=True, tag=True):
