@@ -1,7 +1,8 @@
 """Groups of layers that cache the same kind of data per token. Each group has separate pages.
 
-A page of a group holds the data that all layers of the group store for PAGE_SIZE consecutive tokens. A group tells the compiler which cache
-tensors are parameters of the step, the memory plan how many bytes a page has, and the engine which pages a sequence still needs:
+A page of keys and values holds what all layers of the group store for PAGE_SIZE consecutive tokens; pages of states and of audio hold
+other data. A group tells the compiler which cache tensors are parameters of the step, the memory plan how many bytes a page has, and the
+engine which pages a sequence still needs:
 
     keys and values of all tokens     a sequence keeps its pages to the end
     keys alone                        a sequence keeps its pages to the end; each value is the beginning of its key (multi-head latent

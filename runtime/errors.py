@@ -10,7 +10,7 @@ RuntimeFault
   UnknownName            no function, builtin, routine, parameter or variable has this name
   ArgumentMismatch       a value does not match its specification, or is missing
     BoundExceeded        a value is outside its declared range, or a derived size does not fit 64 bits or divides by zero
-  OutOfMemory            a request for memory exceeds the limit or the memory of the system; nothing is allocated
+  OutOfMemory            a request for memory exceeds the limit, or the memory of the system or the GPU; nothing is allocated
   NoDevice               the GPUs that a program needs, their driver or pycuda are missing, or these GPUs cannot work together
   DeviceFault            a device failed; after a failure of a GPU, its context and all work on it are lost
   TooDeep                calls of functions are nested too deeply
@@ -73,8 +73,8 @@ class BoundExceeded(ArgumentMismatch):
 
 
 class OutOfMemory(RuntimeFault):
-    """The runtime refused a request for memory. `limit` is the limit of the memory account, or None if the system itself refused; `free` is
-    None if the amount of free memory is unknown."""
+    """The runtime refused a request for memory. `limit` is the limit of the memory account, or None if the system or the GPU refused;
+    `free` is None if the amount of free memory is unknown."""
 
     def __init__(self, part: str, *, required: int, free: int | None = None, limit: int | None = None) -> None:
         refusal = "the system has no more" if free is None else f"{free:,} are free"

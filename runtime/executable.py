@@ -66,7 +66,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class Struct(msgspec.Struct, frozen=True, tag=True):
-    """Base class of all stored structures. They are encoded in MessagePack, and a tag names the class."""
+    """Base class of the stored structures except `_Version`. They are encoded in MessagePack, and a tag names the class."""
 
 
 # A dimension in a specification is an integer, or a `Slot` with the number of a heap slot.
@@ -150,7 +150,7 @@ class Phase(Struct, frozen=True, tag=True):
     grid: str  # symbol of the host code, or of the object code if there is no host code
     threads: int = 1  # threads per block on a GPU
     num_counters: int = 0  # number of 32-bit counters that the phase's blocks share; the counters are zero before and after each launch
-    shared_bytes: int = 0  # bytes of shared memory that a launch must request per block on a GPU; 0: no more than any block may use
+    shared_bytes: int = 0  # bytes of shared memory that a launch must request per block on a GPU; 0: it needs no request
 
 
 class Kernel(Struct, frozen=True, tag=True):
@@ -166,7 +166,7 @@ class Kernel(Struct, frozen=True, tag=True):
 
 
 class Base(StrEnum):
-    """The memory in which a buffer is. The address of the buffer is an offset from its beginning."""
+    """The memory in which a buffer is. The address of the buffer is the beginning of this memory plus an offset."""
 
     REGISTER = "register"  # the tensor in a register of the calling frame
     ARENA = "arena"  # the planned arena, at an offset
@@ -279,7 +279,7 @@ class VMFunction(Struct, frozen=True, tag=True):
 
 
 class ExecutableMeta(Struct, frozen=True, tag=True):
-    """Everything in an executable except code and constants; stored as one MessagePack document."""
+    """The target, the functions, the kernels and the launch lists of an executable. They are stored as one MessagePack document."""
 
     target: str  # "arch:+feature,+feature": the machine and the features that the object code needs
     functions: dict[str, VMFunction]

@@ -13,8 +13,8 @@ from typing import ClassVar, Self
 import msgspec
 from msgspec.structs import replace
 
-MOST_RATIO = 200  # largest ratio of the longer edge to the shorter one of an image that keeps its proportions
-LOW_EDGE = 16  # with detail `low`, an image that keeps its proportions has at most LOW_EDGE * LOW_EDGE squares
+MOST_RATIO = 200  # largest ratio of the longer edge of an image to the shorter one, for the classes Free and Mixed
+LOW_EDGE = 16  # with detail `low`, the classes Capped and Free reduce a larger image to LOW_EDGE * LOW_EDGE squares or fewer
 
 
 class Way(msgspec.Struct, frozen=True, tag=True):
@@ -24,7 +24,7 @@ class Way(msgspec.Struct, frozen=True, tag=True):
     any_size: ClassVar[bool] = False  # whether crops have any size
 
     def most_squares(self, edge: int) -> int:
-        """Return the largest number of squares of which a crop consists."""
+        """Return the largest number of squares of which a crop consists; 1 if crops have a fixed size, as a crop is then the square."""
         return 1
 
     def low(self, edge: int) -> Self:
@@ -52,7 +52,7 @@ class _Split(Way, frozen=True, tag=True):
 class Tiles(_Split, frozen=True, tag=True, kw_only=True):
     """The image is scaled until its edges are multiples of a crop's edge, and cut into crops; a last crop shows the whole image."""
 
-    longest_edge: int  # pixels of the longer edge to which the image is scaled
+    longest_edge: int  # pixels: before the edges become multiples, the longer edge is scaled to this length
 
 
 class Grid(_Split, frozen=True, tag=True, kw_only=True):
@@ -126,7 +126,7 @@ class Free(Way, frozen=True, tag=True, kw_only=True):
 
 
 class Mixed(Free, frozen=True, tag=True, kw_only=True):
-    """Like Free, but a large image is also cut into a grid of square crops, which precede the crop of the whole image."""
+    """Like Free, but a large image is also cut into a grid of square crops, which precede the crop of the whole image if there is one."""
 
     splits: bool  # whether a large image is cut; False: each image becomes one crop
     least_crops: int  # least number of crops of the grid

@@ -54,7 +54,7 @@ class FlatBase(IntEnum):
 
 
 class FlatStruct(msgspec.Struct, frozen=True):
-    """A part of the flat program, written as a JSON object with its fields."""
+    """Base class of the flat program and its parts. Each is written as a JSON object with its fields."""
 
 
 class Stored(FlatStruct, frozen=True):

@@ -40,7 +40,8 @@ class GeneratedCode:
         self.num_compiled = 0
 
     def exec(self, text: str, globals: dict[str, Any] | None = None, locals: dict[str, Any] | None = None) -> None:
-        """Run a text as the built-in `exec` does, but compile it only if no earlier process kept its code."""
+        """Run a text as the built-in `exec` does, but compile it only if neither an earlier process has kept its code nor this one has
+        compiled it."""
         code = self._used.get(text) or self._kept.get(text)
         if code is None:
             code = compile(text, "<string>", "exec", dont_inherit=True)

@@ -39,14 +39,14 @@ class MemoryAccount:
 class Arena:
     """One block of memory that grows to the largest demand and never shrinks. Nested calls form a stack in it: each uses the bytes after
     its caller's bytes. A nested call that does not fit gets a separate block, and the next outermost call grows the arena to the largest
-    demand so far. A call with `keep_last` uses the bytes after those of the last outermost call, so the results of that call stay
-    intact."""
+    demand so far. A call with `keep_last` uses the bytes after those of the last outermost call without `keep_last`, so the results
+    of that call stay intact."""
 
     def __init__(self, account: MemoryAccount, device: Device) -> None:
         self._account = account
         self._device = device
         self._use(device.allocate(0))
-        self._tops: list[int] = [0]  # for each running call, the end of its bytes in the arena
+        self._tops: list[int] = [0]  # 0, and then, for each running call, the end of its bytes in the arena
         self._last = 0  # bytes of the last outermost call without `keep_last`
         self._demand = 0
 

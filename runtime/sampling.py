@@ -19,7 +19,7 @@ WEIGHT_BITS = 40  # the most probable token has weight 2^40
 SHARE_BITS = 30  # bits of top_p and typical_p, which are integers in units of 2^-30
 SHARE_ONE = 1 << SHARE_BITS
 
-NOT_A_NUMBER, NOTHING_LEFT = -1, -2  # reported in place of a token: a logit is NaN or positive infinity; no token may be drawn
+NOT_A_NUMBER, NOTHING_LEFT = -1, -2  # reported in place of a token if a logit is NaN or positive infinity; if no token may be drawn
 
 
 class Number(IntEnum):
@@ -27,7 +27,7 @@ class Number(IntEnum):
 
     SHARPNESS = 0  # 1 / temperature; 0: the best token is drawn
     REACH = 1  # -log(min_p): tokens whose logit is further below the largest logit, after division by the temperature, are removed
-    REPETITION = 2  # REPETITION, FREQUENCY and PRESENCE are the penalties of tokens that the sequence already contains
+    REPETITION = 2  # penalty of the tokens in the sequence; FREQUENCY and PRESENCE are penalties of those of them that were drawn
     FREQUENCY = 3
     PRESENCE = 4
 

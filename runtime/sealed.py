@@ -165,8 +165,9 @@ def _named_key(path: Path) -> bytes:
 
 
 def require_private(folder: Path) -> None:
-    """Raise UnsafeCache if the folder belongs to another user, if another user can write to it, or if this user may not read its owner and
-    mode. A missing folder is private. The folder's parents do not matter: a user who replaces the folder owns the replacement."""
+    """Raise UnsafeCache if a user other than root and this one owns the folder or can write to it, or if this user may not read its owner
+    and mode. If the key is kept outside the cache, owners do not matter, and only a folder to which all users can write is refused. A
+    missing folder is private. The folder's parents do not matter: a user who replaces the folder owns the replacement."""
     try:
         status = folder.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -177,7 +178,7 @@ def require_private(folder: Path) -> None:
 
 
 def opened(path: Path) -> BufferedReader:
-    """Open a stored file. Raise UnsafeCache if another user can write to it, DamagedFile if it is no regular file, and OSError for a
+    """Open a stored file. Raise UnsafeCache if `_require_trusted` refuses it, DamagedFile if it is no regular file, and OSError for a
     symbolic link."""
     # O_NONBLOCK: otherwise, opening a FIFO would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -223,8 +224,9 @@ def _described(status: os.stat_result) -> str:
 
 @cache
 def _is_private(gid: int) -> bool:
-    """Return whether only this user is in a group. This holds for a group with the user's name, which systems with umask 002 make for each
-    user, and for a group that the system does not know, such as the one that Kubernetes gives to a volume (fsGroup)."""
+    """Return whether this process is in a group, and the system lists no other user in it. Only two kinds of groups count: a group with the
+    user's name, which systems with umask 002 make for each user, and a group that the system does not list, such as the one that Kubernetes
+    gives to a volume (fsGroup)."""
     if gid not in (os.getegid(), *os.getgroups()):
         return False
     accounts = {account.pw_name for account in pwd.getpwall() if account.pw_gid == gid}

@@ -66,8 +66,8 @@ def packed(contents: Mapping[str, bytes | memoryview]) -> bytes:
 @contextmanager
 def writing(path: Path, sizes: Mapping[str, int], key: bytes | None = None, *, synced: bool = True) -> Generator[Put]:
     """Write a file whose sections arrive one by one, in any order. Readers see either the old file or the complete new file. Without
-    `synced`, parts of its sections may be missing after a power failure. Checksums show that, so a reader that does not verify them must
-    have marked the file as in use (deploy/use.py)."""
+    `synced`, parts of its sections may be missing after a power failure, which only the checksums show. A program that may read the file
+    later without verifying them must mark it as in use now: the marker (deploy/use.py) says after a power failure to verify the file."""
     make_private(path.parent)
     remove_abandoned(path)
     with replacing(path, synced=synced) as file, _filling(file, sizes, _digest_of(path, key)) as put:

@@ -71,7 +71,8 @@ class Session:
     def call(self, function: str, *args: Any, views: bool = False, keep_last: bool = False) -> Any:
         """Call a function. Arguments are arrays, tensors of the device, integers, floats, shapes (tuples of integers) and tuples. Results
         are arrays, which belong to the caller. With `views`, results are tensors that may be in the arena; they are valid until the next
-        call without `keep_last`. If the function changes a parameter in place, the caller's array is changed."""
+        call. A call with `keep_last` leaves the results of the last call without it intact. If the function changes a parameter in place,
+        the caller's array is changed."""
         with self._lock:
             if self._pinned_thread != threading.get_ident():
                 self._use_thread()
@@ -137,7 +138,7 @@ class Session:
         return self._machine.function(function).arena_bytes(dims)
 
     def variables(self, function: str) -> dict[str, int | None]:
-        """Return the variables of a function, each with its largest declared value, or None if none is declared."""
+        """Return the variables of a function, each with its largest declared value, or None if no constant is declared."""
         return self._machine.function(function).variables
 
     def prepare(self, function: str, dims: Mapping[str, int]) -> None:

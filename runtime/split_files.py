@@ -18,12 +18,13 @@ def parts_of(name: str) -> list[str]:
 
 
 def stem_of(name: str) -> str:
-    """Return the name of a GGUF file without its suffix and its part number."""
+    """Return the name of a GGUF file without its suffix, and without the part number of a file with several parts."""
     first, *others = parts_of(name)
     return first.removesuffix(".gguf").rpartition("-00001-of-")[0] if others else name.removesuffix(".gguf")
 
 
 def pattern_of(name: str) -> str:
-    """Return a shell pattern of the names of all parts, given the name of one part. For another name, return one of this name alone."""
+    """Return a shell pattern of the names of all parts, given the name of one part. For any other name, return a pattern
+    that only this name matches."""
     first, *others = parts_of(name)
     return escape(first).replace("-00001-of-", "-?????-of-") if others else escape(name)

@@ -3,7 +3,8 @@
 The module contains only views, launches, allocations and operations of the virtual machine itself. A captured block becomes one region, or
 several regions if it contains instructions that may use results of launches: such an instruction ends the open region. A launch outside of
 captured blocks becomes a separate region. Instructions that only use registers, such as a view of the arena, are emitted before the region
-that is still open. Launches refer to memory in the arena by its offset, so a value gets a register only if an instruction needs one.
+that is still open. Launches refer to memory in the arena by its offset, so a tensor in the arena gets a register only if an instruction
+needs one.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class _Function:
         self.places: dict[Var, Operand] = {}  # the memory of each tensor; a tensor that is only in a register has no entry
         self.fields: dict[Var, tuple[Atom, ...]] = {}  # the fields of each tuple that this function makes
         self.scalars: dict[Var, Dim] = {}  # for each scalar whose value no annotation states, the variable whose slot holds it
-        self.literals: dict[Var, ScalarValue] = {}  # names of literal numbers
+        self.literals: dict[Var, ScalarValue] = {}  # the number that each name of a literal stands for
         self.num_registers = 0
         self.launches: list[vm.NativeLaunch] = []
         self.needed = needed(func.body)

@@ -35,7 +35,8 @@ def emit_shape_function(symbol: str, variables: Mapping[DimVar, int], derived: S
 
 
 class _CheckedIndices(Indices):
-    """Index arithmetic on unbounded operands. It collects the conditions under which the current dimension has no value."""
+    """Index arithmetic on operands that may be any 64-bit integers. It collects the conditions under which the current dimension has no
+    value."""
 
     def __init__(self, code: Code) -> None:
         super().__init__(code)

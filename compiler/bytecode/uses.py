@@ -50,7 +50,7 @@ def changed(body: Body, module: IRModule) -> set[Var]:
     """Return the variables whose memory the body's launches overwrite, including variables that share this memory."""
 
     def writes(value: Value) -> tuple[Atom, ...]:
-        """Return the outputs of a launch, which are its last arguments."""
+        """Return the outputs of a launch, which are its last arguments. Other values have none."""
         match value:
             case Launch(func=name, args=args, library=True):
                 return args[len(routine(name).inputs) :]

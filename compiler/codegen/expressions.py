@@ -57,7 +57,7 @@ class Expressions:
                 index = self.indices.value(dim)
                 return Value(str(index.value), DType.I64, index.lanes)
             case scalars.ScalarParam():
-                given = self.params[scalar]  # a float of fewer bits is passed as an f32 that is not yet rounded
+                given = self.params[scalar]  # a smaller float is given as an f32 that is not yet rounded to its type
                 return self.scalars.rounded(given.operand, given.dtype, given.lanes) if given.dtype.is_float else given
             case scalars.Load(buffer=buffer, indices=indices):
                 return self.memory.load(buffer, indices)

@@ -1,4 +1,4 @@
-"""Emit a kernel as one function per phase. The phases are the statements of the body's sequence, in which nested sequences are flattened; a
+"""Emit a kernel, phase by phase. The phases are the statements of the body's sequence, in which nested sequences are flattened; a
 body that is no sequence is one phase. A phase reads the results of earlier phases only after these phases have ended on all threads."""
 
 from __future__ import annotations

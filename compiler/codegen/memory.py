@@ -159,7 +159,7 @@ class MemoryAccess:
 
     def _pointer(self, storage: Storage, element: str, parts: list[Index], constant: int) -> str:
         """Add offsets to the pointer, the offsets of outer scopes first, so that few additions remain in inner loops. The constant is last,
-        because a load or a store can contain it."""
+        because the address in a load or store instruction can contain it."""
         pointer, at = storage.pointer, storage.level
         constant += sum(p.value for p in parts if isinstance(p.value, int))
         for level in sorted({p.level for p in parts if isinstance(p.value, str)}):

@@ -36,7 +36,7 @@ class Best:
 
 
 def match_best(stages: Sequence[Stmt]) -> Best | None:
-    """Match the leading `num_stages` of these stages. Return None if they do not choose the best experts."""
+    """Match the first of these stages, `Best.num_stages` in number. Return None if they do not choose the best experts."""
     first = perfect_nest(stages[0])
     if first is None or len(first.axes) != 1 or not isinstance(fold := first.store.value, Reduce) or len(fold.axes) != 1:
         return None

@@ -37,7 +37,8 @@ def perfect_nest(stmt: Stmt) -> PerfectNest | None:
 
 def product_nest(stmt: Stmt) -> PerfectNest | None:
     """Return the nest of serial loops around a single store. A product may also read integers between its loops, such as the index of the
-    matrix that a row multiplies, if they neither depend on the column nor bound a loop. Return None for any other statement."""
+    matrix that a row multiplies, if they neither depend on the variable of the innermost loop (the column) nor bound a loop. Return
+    None for any other statement."""
     axes: list[tuple[DimVar, Dim]] = []
     lets: list[tuple[DimVar, Scalar]] = []
     while True:

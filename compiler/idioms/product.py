@@ -27,7 +27,8 @@ AnyFold = Reduce | Contraction | GroupedContraction
 @dataclass(frozen=True, slots=True)
 class GroupedSum:
     """One sum of a product of integers: rows of shape [..., planes, k] times weights in a format. It adds up the exact sums of groups along
-    k, each times a factor."""
+    k, each times a factor. A row of 16-bit integers is stored as two planes of 8-bit integers; other rows
+    have one plane."""
 
     node: GroupedContraction
     q: Load  # the load of an element of the first plane
@@ -85,7 +86,8 @@ S = TypeVar("S", Contraction, GroupedSum)
 @dataclass(frozen=True, slots=True)
 class Product(Generic[S]):
     """A product of matrices. Without a choice, rows along `row_axis` multiply the same columns; `row_axis` is None if the columns depend on
-    every axis of rows. With a choice, the row axis and the columns' axis are the only axes."""
+    every axis of rows or, in a product of integers, if no loop variable by itself numbers the rows. With a choice, the row axis and the
+    columns' axis are the only axes."""
 
     nest: PerfectNest
     sums: tuple[S, ...]
@@ -203,7 +205,7 @@ def _matrix(element: Element) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Dot:
-    """The sum of one plane of a group."""
+    """The sum over one group, for one plane of a row."""
 
     axis: DimVar
     extent: Dim

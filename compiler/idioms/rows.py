@@ -38,7 +38,7 @@ class RowStage:
 class RowProgram:
     """A kernel that can be computed row by row: for each row, its stages run in order."""
 
-    row: tuple[tuple[DimVar, Dim], ...]  # row axes of the first stage; the row axes of later stages are renamed to these
+    row: tuple[tuple[DimVar, Dim], ...]  # row axes of the first stage that folds; the row axes of other stages are renamed to these
     stages: tuple[RowStage, ...]
     temporaries: tuple[Buffer, ...]  # each holds one number per row
     line: Buffer | None = None  # a row of values in each thread's own memory: a stage writes it, and later stages and `parts` read it
@@ -111,7 +111,7 @@ def _is_own_element(nest: PerfectNest, indices: Sequence[Dim], writer: PerfectNe
         return True  # the writer writes another part of the buffer, such as another plane
     if all(extent == Dim.of(1) or any(w.var is var and r.var is names[var] for w, r in places) for var, extent in writer.axes[:rank]):
         return True
-    # Otherwise, the loop along the row must write the element, for example element 4*g + r of a row of parts g with 4 elements r.
+    # Otherwise, the loop along the row must write the element, such as 4 * g + r: element r of part g of a row in parts of 4 elements.
     loops = [*nest.axes[rank:], *(axis for fold in folds_in(nest.store.value) for axis in fold.axes)]
     along = [{var: v} for var, extent in writer.axes[rank:] for v, e in loops if e == extent] if writer.axes[rank:] else [{}]
     return any(all(w.substitute({**names, **loop}) == r for w, r in places) for loop in along)

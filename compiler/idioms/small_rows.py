@@ -29,7 +29,7 @@ class SmallRows:
 
     num_rows: Dim
     parts: tuple[Part, ...]
-    kept: tuple[Buffer, ...]  # the buffers of which later parts read their own row
+    kept: tuple[Buffer, ...]  # the buffers that a part writes, and of which later parts read their own row
     inputs: tuple[Buffer, ...]  # the inputs of which several parts read their own row
 
     @property

@@ -1,8 +1,8 @@
 """Emit index arithmetic: the value of a `Dim` in an iteration of a loop nest.
 
 Each part of an index is computed in the outermost scope in which all its variables are known, so the innermost loop computes only the parts
-that change there. The variable of an unrolled loop is a constant, that of a vector loop is a vector with one number per lane, and any other
-variable is a scalar operand.
+that change there. The variable of an unrolled loop is a constant, and that of a vector loop is a vector with one number per lane. Other
+variables are scalar operands, unless they were computed from a vector or always have the same value.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from compiler.llvm.ssa import Code, broadcast, suffix, vec
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An i64: a Python integer or an operand. An operand is known in scope `level` and in all scopes inside it. If `lanes` is above 1, it
-    is a vector with one number per lane."""
+    """An i64: a Python integer or an operand. An operand is known in scope `level` and in all scopes inside it. If `lanes` is above 1,
+    the index is a vector with one number per lane."""
 
     value: int | str
     level: int = 0  # number of a scope of `Code`: 0 is the whole function, and inner scopes have higher numbers

@@ -1,8 +1,8 @@
 """Write LLVM IR as text in one pass.
 
 A function is a list of lines. Some items of the list are holes: lists to which further lines are added while later code is written. `hoist`
-writes an instruction into the hole of an outer scope, as far out as its operands are known. So index arithmetic stays out of inner loops
-without LLVM's loop passes. The output is text because LLVM parses text faster than Python builds an object model.
+writes an instruction into the hole of a scope; callers name the outermost scope in which all operands are known. So index arithmetic stays
+out of inner loops without LLVM's loop passes. The output is text because LLVM parses text faster than Python builds an object model.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def in_register(code: Code, value: str, kind: str) -> str:
 
 
 def fence(code: Code, values: Sequence[str], kind: str) -> list[str]:
-    """Return copies of the values after an empty instruction. LLVM computes the values before this instruction. It does not move later
-    accesses to memory before it, nor code that uses the copies."""
+    """Return copies of the values after an empty instruction. LLVM computes the values before this instruction. LLVM moves
+    neither later accesses to memory nor code that uses the copies before this instruction."""
     kinds = f"{{ {', '.join([kind] * len(values))} }}"
     constraints = ",".join([*(["=r"] * len(values)), *map(str, range(len(values))), "~{memory}"])
     operands = ", ".join(f"{kind} {value}" for value in values)

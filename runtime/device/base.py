@@ -67,7 +67,7 @@ class CardUsage:
     free_bytes: int
     num_graphs: int = 0  # number of graphs that exist now
     num_graph_launches: int = 0
-    uploaded_bytes: int = 0  # bytes of weights, inputs and records of launches
+    uploaded_bytes: int = 0  # bytes copied from the host, such as weights, inputs, pages and the arguments of kernels
     busy_s: float = 0.0  # seconds that the GPU has spent in graphs
 
 
@@ -128,7 +128,7 @@ class Region(Protocol):
 
     def repeat(self, heap: HeapHandle, inputs: Sequence[Any], result: Placed) -> Repeat | None:
         """Return a function that runs the region with this heap on other inputs that have the types, element types and shapes of `inputs`.
-        Inputs are the values of the first registers. `result` is the place of the result in the arena. Return None if the device has no
+        `inputs` are the values of the first registers. `result` is the place of the result in the arena. Return None if the device has no
         faster way than `run`."""
         ...
 
@@ -162,12 +162,12 @@ class Device(Protocol):
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the device has spent in kernels so far."""
+        """Seconds that the device, or its first rank, has spent in kernels so far."""
         ...
 
     @property
     def card_usage(self) -> CardUsage | None:
-        """The usage of a GPU; None if the device is no GPU."""
+        """The usage of the GPU, or of the first one if the device has several ranks; None if the device is no GPU."""
         ...
 
     # --- ranks: devices that run programs together, each on memory of its own (`Kernel.ranks` of runtime/executable.py) ---
@@ -238,8 +238,8 @@ class Device(Protocol):
         ...
 
     def copy_weight(self, target: Tensor, source: Tensor | NDArray[Any]) -> None:
-        """Copy into memory that has not been written yet. If the machine has several memory nodes, each part of the copy is placed near the
-        cores that read it."""
+        """Copy into memory that has not been written yet. If the device limits its threads to the cores of several memory nodes, each part
+        of the copy is placed near the cores that read it."""
         ...
 
     def copy_index(self, tensor: Tensor, axis: int, source: int, target: int) -> None:

@@ -36,7 +36,8 @@ def open_device(
 ) -> Device:
     """Open the device for the architecture of an executable. The device's module is imported only now, so the libraries of a device that is
     never opened need not exist. `num_threads` counts threads of the host and defaults to RELAXSERVE_THREADS, or else to all usable cores.
-    With `pinned`, each thread, including the caller, is pinned to a separate core. `number` chooses among several devices of a kind.
+    With `pinned`, each thread, including one that calls `Device.use_thread`, is pinned to a separate core if there are enough cores.
+    `number` chooses among several devices of a kind.
     If `num_ranks` is more than 1, that many devices from `number` on run the program together, each as a rank: see `Kernel.ranks`.
     `assembled` is the path, without suffix, of a file in which a device may store code that it assembled.
     Raise IncompatibleExecutable if no device of this runtime has the architecture."""

@@ -1,4 +1,4 @@
-"""The virtual machine: four instructions over registers, a shape heap per call, and the planned arena. It runs every program.
+"""The virtual machine: four instructions over registers, a shape heap per call, and the planned arena.
 
 Loading turns each instruction into a closure, so running is a loop over closures. A closure returns None to continue with the next
 instruction, or the index of the instruction to jump to.
@@ -137,8 +137,8 @@ class Function:
 
     def call(self, args: Sequence[Any], *, views: bool = False, keep_last: bool = False) -> Any:
         """Call with the bound weights. Results in the arena are copied out of it, unless `views` is true. With `keep_last`, the results of
-        the last call stay intact in the arena. Raise ArgumentMismatch if an argument does not match, or if the weights are not bound, and
-        TooDeep if too many calls are nested."""
+        the last call without `keep_last` stay intact in the arena. Raise ArgumentMismatch if an argument does not match, or if the weights
+        are not bound, and TooDeep if too many calls are nested."""
         machine = self._machine
         if self._replay is not None and not keep_last and machine.profile is None:
             result = self._replay.call(args, views)
@@ -271,7 +271,7 @@ class Function:
 
 
 def _out_of(device: Device, arena: Memory, value: Any) -> Any:
-    """Return a result whose tensors later calls do not overwrite: copy the tensors in `arena` or among the inputs."""
+    """Return a result whose tensors later calls do not overwrite: `Device.kept` copies the tensors that they would overwrite."""
     if isinstance(value, device.tensor_type):
         return device.kept(value, arena)
     if isinstance(value, tuple):

@@ -50,7 +50,7 @@ def result_of(source: VMFunction) -> Result | None:
 
 
 class Replay:
-    """Calls with the layouts of one earlier call, which needed `num_bytes` of the arena."""
+    """Repeats an earlier call, which needed `num_bytes` of the arena, with other arguments of the same layouts."""
 
     __slots__ = ("_arena", "_num_bytes", "_num_inputs", "_repeat")
 

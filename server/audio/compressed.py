@@ -22,7 +22,7 @@ CODECS = ("mp3float", "mp3", "flac", "vorbis", "libvorbis", "opus", "libopus", "
 PICTURES = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1", b"avif", b"avis")  # HEIC and AVIF begin like M4A
 ID3_BYTES = 10  # bytes of the header of an ID3 tag; its footer, if there is one, has as many
 ID3_FOOTER = 0x10  # flag in the header of a tag that has a footer
-BLOCK_SAMPLES = 1 << 16  # least number of samples of a block
+BLOCK_SAMPLES = 1 << 16  # least number of samples of a block; the last block may have fewer
 
 
 def format_of(data: bytes) -> str | None:

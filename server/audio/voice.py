@@ -10,7 +10,7 @@ import numpy as np
 
 FRAME_MS = 20
 ONSET_FRAMES, ONSET_OF = 3, 5  # speech begins where 3 of 5 successive frames are loud
-QUIETEST_DB = -55.0  # quieter frames are never speech; 0 dB is the level of the largest sample value
+QUIETEST_DB = -55.0  # quieter frames are not speech, except early ones (`_step`); 0 dB is the level of the largest sample value
 LEAST_ABOVE_DB, MOST_ABOVE_DB = 4.0, 20.0  # how far speech must lie above the noise, at threshold 0 and at threshold 1
 CLEAR_DB = 6.0  # the quietest frame is noise if the loudest one exceeds it by this much more than speech must exceed noise
 MOST_EARLY_FRAMES = 100  # largest number of frames that wait until the level of the noise is known

@@ -53,8 +53,8 @@ def open_wav(data: bytes) -> Sound:
 
 
 def _read(data: bytes) -> tuple[_Layout, memoryview]:
-    """Return the layout and the bytes of all whole frames, without decoding them. Raise AudioError if the file has no samples, no format
-    before them, or a format that is damaged or unknown."""
+    """Return the layout and the bytes of all whole frames, without decoding them. Raise AudioError if the file has no chunk `data`, no
+    format before it, or a format that is damaged or unknown."""
     layout, at, long = None, 12, UNSTATED
     while at + 8 <= len(data):
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")

@@ -2,10 +2,11 @@
 
 For Idefics3, the image is scaled so that its longer edge has a given number of pixels, then so that both edges are multiples of a crop's
 edge. For InternVL, it is scaled to the grid of crops that fits its proportions best. For Llama 4, it is put on a black canvas of whole
-crops. In these three cases, the result is cut into crops, and a last crop shows the whole image. For Qwen2-VL, Pixtral and Gemma 4, the
-image is one crop, whose edges are multiples of the edge of the square that an image token stands for. LFM2-VL sees such a crop; if the
-image is large, square tiles of it precede this crop, and are crops, too. Other models see one crop of a fixed size: the whole image, or its
-middle. Pillow scales bytes with weights that are rounded to integers, so the pixels are the same on every machine.
+crops. In these three cases, the result is cut into crops, and a last crop shows the whole image; with detail `low`, or if the result is as
+small as a crop, there is only one crop. For Qwen2-VL, Pixtral and Gemma 4, the image is one crop, whose edges are multiples of the edge of
+the square that an image token stands for. LFM2-VL sees such a crop; if the image is large, square tiles of it precede this crop, and are
+crops, too. Other models see one crop of a fixed size: the whole image, or its middle. Pillow scales bytes with weights that are rounded to
+integers, so the pixels are the same on every machine.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY = -32022, -32020, -3202
 MODERN_ERRORS = (UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY)  # sent only by servers of the newest version
 PROBE_S = 5.0  # time to answer the first request, which servers of earlier versions may ignore
 MAX_TOOLS, MAX_PAGES = 256, 64
-MOST_FRESH_MS = 86_400_000  # longest time for which a list of tools is kept
+MOST_FRESH_MS = 86_400_000  # longest time for which a list of tools is kept over HTTP
 TOOLS_CHANGED = "notifications/tools/list_changed"
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ TOLD_LINES = 3  # last lines of the process's error stream that an error shows
 
 
 class StdioTransport:
-    """A process that speaks MCP over its standard streams, and two threads that read its messages and its error stream. Of this process's
-    environment, the process gets only the variables INHERITED, because others may be secrets."""
+    """A process that speaks MCP over its standard streams, and two threads that read its messages and its error stream. Of the
+    client's environment, the process gets only the variables INHERITED, because others may be secrets."""
 
     keeps_open = True
 
@@ -57,8 +57,8 @@ class StdioTransport:
             thread.start()
 
     def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
-        """Send a request and return its result. Raise McpError if there is no result. If no answer has come in time, also tell the server
-        that nobody waits for one any more."""
+        """Send a request and return its result. Raise McpError if there is no result. If no answer comes, also tell the server that nobody
+        waits for one any more."""
         answers: queue.SimpleQueue[Message | McpError | None] = queue.SimpleQueue()
         with self._lock:
             if self._fault is not None:

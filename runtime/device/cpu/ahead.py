@@ -22,7 +22,7 @@ class _Piece(NamedTuple):
 
 
 class Ahead:
-    """The ranges of memory that threads prefetch during a launch list."""
+    """The ranges of memory that threads prefetch during a launch list. Constants count as weights."""
 
     def __init__(self, weights: Sequence[Sequence[tuple[int, int]]], readers: int) -> None:
         """`weights` lists, for each record, the weights that it reads, as (base, bytes). `readers` is the number of threads, each of which

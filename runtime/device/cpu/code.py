@@ -25,8 +25,8 @@ class ObjectCode:
     """
 
     def __init__(self, code: bytes, imports: frozenset[str] = COPIES) -> None:
-        """Load the object, which may call the functions of the C library in `imports`. Raise DamagedCode if our compiler did not write it,
-        UnresolvedSymbol if it needs another function, and DeviceFault if the system allows no new code."""
+        """Load the object, which may call the functions of the C library in `imports`. Raise DamagedCode if it is damaged, or unlike
+        what our compiler writes, UnresolvedSymbol if it needs another function, and DeviceFault if the system allows no new code."""
         parts = elf.read(code, ARCH)
         if missing := sorted(parts.undefined - imports):
             raise UnresolvedSymbol(f"the object code refers to {', '.join(missing)}, which nothing defines")

@@ -25,8 +25,8 @@ def num_cores_of_affinity() -> int:
 
 
 def cpu_quota(cgroups: Path, membership: Path) -> float | None:
-    """Return the number of cores whose time the control groups grant: the least quota of all enclosing groups. Return None if no group has
-    a limit."""
+    """Return the number of cores whose time the control groups grant: the least quota of the own group and of all groups that
+    enclose it. Return None if no group has a limit."""
     quotas: list[float] = []
     for folder in folders_of("cpu", cgroups, membership):
         quotas += _quota(folder / "cpu.max")

@@ -53,7 +53,7 @@ class CpuCode:
 
 
 class CpuRegion:
-    """A launch list of the thread team. The addresses of constants and weights are written once, those of all other bases at each run."""
+    """A launch list of the thread team. `place` writes the addresses of constants and weights, and each run those of all other bases."""
 
     def __init__(self, team: Team, code: CpuCode, launches: Sequence[Launch], bases: Bases, function: str) -> None:
         records = [Record(code.address(x.body), code.address(x.grid), x.buffers, x.dims) for x in launches]
@@ -115,7 +115,7 @@ class CpuRegion:
             time_to(kernel, time.perf_counter() - start)
 
     def in_parts(self, heap: Any, arena: Any, registers: Sequence[Any]) -> Iterator[None]:
-        """Run one launch at a time."""
+        """Run the launches one at a time, and yield between two of them."""
         for number in range(len(self._kernels)):
             if number:
                 yield
@@ -141,10 +141,11 @@ class CpuDevice:
     tensor_type: type = np.ndarray
 
     def __init__(self, num_threads: int | None = None, *, pinned: bool = False, stack_bytes: int = 0) -> None:
-        """Start the team. `num_threads` defaults to the number of usable cores. With `pinned`, each thread is pinned to a separate core."""
+        """Start the team. `num_threads` defaults to the number of usable cores. With `pinned`, each thread is pinned to a
+        separate core, unless there are more threads than usable cores."""
         cores = available_cores()
         self.num_threads = num_threads or len(cores)
-        # A smaller team that is not pinned is not placed: other servers with teams of the same size would choose the same cores.
+        # Without `pinned`, a team that leaves cores unused is not placed: other servers with teams of its size would choose the same cores.
         has_all = self.num_threads == len(cores) == num_cores_of_affinity()
         is_placed = self.num_threads <= len(cores) if pinned else has_all
         self._placement = Placement.of(cores[: self.num_threads]) if is_placed else Placement()
@@ -223,7 +224,7 @@ class CpuDevice:
     def is_writable(self, tensor: Any) -> bool:
         return tensor.flags.writeable
 
-    # --- transfers, which copy nothing -------------------------------------------------------------------------------
+    # --- transfers: uploads and downloads copy nothing ---------------------------------------------------------------
 
     def upload(self, array: Array) -> Array:
         return array

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from runtime.device.base import Placed
 
-_OBJECTS = 5  # index of the first address of an object in layouts.ll
+_OBJECTS = 5  # index of the first address of an object among the words of a plan: see layouts.ll
 
 
 class Plan:

@@ -31,15 +31,15 @@ def host_buffer(num_bytes: int) -> NDArray[np.uint8]:
 
 def sparse_buffer(num_bytes: int) -> NDArray[np.uint8]:
     """Allocate memory as `host_buffer` does, but in small pages. `use_huge_pages`, called for the array's base, later makes huge pages of
-    the parts that are mostly written. Huge pages from the start would cost much: the first token of a sequence writes to two places per
-    layer, which took 126 MB of huge pages in a model with 30 layers, and 0.28 s of its start on a virtual machine."""
+    the parts that are at least half written. Huge pages from the start would cost much: the first token of a sequence writes to two places
+    per layer. In a model with 30 layers, this took 126 MB of huge pages, and 0.28 s on a virtual machine."""
     return _buffer(num_bytes, huge=False)
 
 
 def use_huge_pages(block: NDArray[np.uint8]) -> None:
     """Make a huge page of each part of a block that is at least half written. Other parts keep small pages, because huge pages would more
-    than double their memory; call this again when more has been written. Other threads may read and write meanwhile. If the system refuses,
-    all pages stay as they are."""
+    than double their memory; call this again when more has been written. Other threads may read and write meanwhile. Where the system
+    refuses, pages stay as they are."""
     address = block.ctypes.data
     begin, end = -(-address // HUGE_PAGE) * HUGE_PAGE, (address + block.nbytes) // HUGE_PAGE * HUGE_PAGE
     if begin < end and sys.platform == "linux":
@@ -80,7 +80,7 @@ def _mapped(num_bytes: int, *, huge: bool) -> NDArray[np.uint8]:
     """Map zeroed memory, and tell Linux whether to use huge pages for it."""
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
+        with suppress(OSError):  # Linux was built without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(mapping, np.uint8)
 

@@ -18,7 +18,8 @@ SYSTEM = Path("/sys/devices/system/node")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The core of each thread, and the memory node of each core. Nodes are numbered in the order in which they first appear."""
+    """The core of each thread, and the memory node of each core. Nodes are numbered in the order in which they first appear. Both tuples
+    are empty if threads are not placed on cores."""
 
     cores: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
@@ -58,7 +59,7 @@ class Placement:
 
 
 def _copy_from(cores: set[int], to: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-    """Copy the bytes by the calling thread, on these cores."""
+    """Limit the calling thread to these cores, and copy the bytes."""
     limit_thread(cores)
     to[...] = source
 

@@ -38,7 +38,8 @@ from runtime.sections import align
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
-# Maximum number of groups of threads (`_groups`). The thread that begins a record writes a word per group, so more would slow down records.
+# Maximum number of groups of threads if the threads are on one memory node (`_groups`). The thread that begins a record writes a word per
+# group, so more would slow down records.
 MOST_GROUPS = 8
 # An idle helper spins for SPIN_S before it sleeps: longer than the host works between two steps, and too short to load an idle machine.
 SPIN_S = 50e-6
@@ -56,7 +57,7 @@ _PAUSE = {
     "aarch64": "call void @llvm.aarch64.hint(i32 1)\n  ret void\n}\ndeclare void @llvm.aarch64.hint(i32)",
 }
 
-# Layout of %Team in team.ll. There is one %Team per group.
+# The size of %Team in team.ll, and the offsets of its fields, in bytes. There is one %Team per group.
 _TEAM_BYTES = 384
 _BEFORE, _THROUGH, _GROUPS, _ACTIVE, _THREADS, _SPINS = 8, 16, 72, 192, 320, 328
 
@@ -148,7 +149,8 @@ class LaunchList:
     """A launch list, the struct %List of team.ll. The owner fills in `bases` and `heap`, which threads read during a run."""
 
     def __init__(self, records: Sequence[Record], num_bases: int, sizes: Mapping[int, int] = NO_SIZES, readers: int = 0) -> None:
-        """`sizes` has the number of bytes of each base that is a constant or a weight. `readers` is the team's `num_readers`."""
+        """`sizes` has the number of bytes of each base that is a constant or a weight of known shape. `readers` is the team's
+        `num_readers`."""
         self._ahead = Ahead([[(base, sizes[base]) for base, _ in record.buffers if base in sizes] for record in records], readers)
         words = (record.words(following) for record, following in zip(records, self._ahead.following, strict=True))
         self._words = np.array([word for some in words for word in some], np.int64)
@@ -196,7 +198,8 @@ class Team:
         self._num_cores = num_cores
         self._limits = tuple(limits) if hasattr(os, "sched_setaffinity") else ()
         self._groups = _groups(num_threads, nodes)
-        # The number of threads if each thread is a group: only then is it known which part of a product each thread reads first. Else 0.
+        # The number of threads if there are several and each is a group: only then is it known which part of a product each thread reads
+        # first. Otherwise 0.
         self.num_readers = num_threads if 1 < num_threads == len(set(self._groups)) else 0
         native = _native()
         self._stack_bytes = align(stack_bytes + STACK_SPARE)
@@ -242,7 +245,8 @@ class Team:
         return thread
 
     def limit_caller(self) -> None:
-        """Limit the calling thread to its cores, as each helper is limited to its own. The thread must then run only launch lists."""
+        """Limit the calling thread to its cores, as each helper is limited to its own. Threads and processes that the calling thread starts
+        later inherit the limit."""
         if self._limits:
             limit_thread(self._limits[0])
 

@@ -119,7 +119,7 @@ def require_reachable(numbers: Sequence[int]) -> None:
 
 
 class _Entered(threading.local):
-    """The cards whose contexts this thread has pushed, the current one last."""
+    """The cards that this thread has entered by `with` and not left, the current one last."""
 
     def __init__(self) -> None:
         self.cards: list[Card] = []
@@ -142,9 +142,9 @@ class Card:
         self.total_bytes: int = device.total_memory()
         self.uploaded_bytes = 0  # bytes copied from the host so far
         self._context = device.retain_primary_context()
-        # returns an object whose text describes the last launch, for messages about faults
+        # returns an object whose text describes the last launch, for messages about faults, or None if there is no such object
         self.last_launch: Callable[[], object | None] = lambda: None
-        self._dropped: deque[Callable[[], None]] = deque()  # functions that free memory to which nothing refers any more
+        self._dropped: deque[Callable[[], None]] = deque()  # `free` functions of owners that are gone; a capture delays them
         self._capturing = False
         self._owned: weakref.WeakSet[Owned] = weakref.WeakSet()
         # Also runs when the process exits, because the driver may be gone before the objects are destroyed.

@@ -251,7 +251,7 @@ class CudaDevice:
         """Do nothing: each call makes the card's context current for its thread."""
 
     def close(self) -> None:
-        """Wait for the work of the GPU. Raise DeviceFault if it has failed. The device can be used afterwards."""
+        """Wait for the work of the GPU, which can still be used afterwards. Raise DeviceFault if the work has failed."""
         self._card.wait()
 
 
@@ -260,12 +260,12 @@ def _overlap(tensor: CudaTensor, memory: CudaMemory) -> bool:
 
 
 def _inner_bytes(tensor: CudaTensor, axis: int) -> int:
-    """Return the number of contiguous bytes at one index of the axis, within one row of the axes before it."""
+    """Return the number of bytes at one index of `axis`, for one combination of indices of the axes before it. They are contiguous."""
     return prod(tensor.shape[axis + 1 :]) * tensor.dtype.itemsize
 
 
 def _row_addresses(tensor: CudaTensor, axis: int) -> Iterator[int]:
-    """Yield the address at which each row of the axes before `axis` begins."""
+    """Yield, for each combination of indices of the axes before `axis`, the address of the first of its elements."""
     row_bytes = tensor.shape[axis] * _inner_bytes(tensor, axis)
     yield from (tensor.address + row * row_bytes for row in range(prod(tensor.shape[:axis])))
 

@@ -1,4 +1,5 @@
-"""Calls of the CUDA driver that pycuda lacks: loading modules with the assembler's messages, launching kernels by handle, and graphs."""
+"""Calls of the CUDA driver that pycuda lacks, such as loading modules with the assembler's messages, launching kernels by handle, and
+graphs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The records of a region's launches on one card: the words that its kernels read, with addresses and integers.
 
-Every kernel has the address of its record as a parameter. The record holds the address of the word of `last_launch.py`, the addresses of
-the kernel's buffers, its integers, and, if its blocks share counters, the address of the counters.
+Every kernel has the address of its record as a parameter. The record holds the address of the word in which a kernel
+names itself (`last_launch.py`; 0 if kernels do not), the addresses of the kernel's buffers, its integers, and, if its blocks share
+counters, the address of the counters.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class Records:
     """The records of a region on one card, in pinned memory of the host and in memory of the card."""
 
     def __init__(self, rank: Rank, number: int, bases: NDArray[np.int64], launches: Sequence[Launch], function: str) -> None:
-        """`bases` has the address of each base (`Bases` in runtime/device/base.py) on each rank: [ranks, bases and FURTHER]. `number` is
-        the row of this rank."""
+        """`bases` has the address of each base (`Bases` in runtime/device/base.py) on each rank: [ranks, `Bases.count` + FURTHER].
+        `number` is the row of this rank."""
         card = rank.card
         self.card, self._last, self._code, self._function = card, rank.last, rank.code, function
         self._bases = bases.reshape(-1)
@@ -131,8 +132,8 @@ class Records:
         return tuple(min(max(1, launched.grid(launched.dims)), most) for launched in self._launched)
 
     def launch(self, number: int, blocks: int, *, is_captured: bool) -> None:
-        """Launch the kernel of a launch. With `is_captured` the launch becomes part of a graph. A launch outside of a graph begins after
-        the previous launch has ended."""
+        """Launch the kernel of launch `number` in `blocks` blocks. With `is_captured` the launch becomes part of a graph. A launch outside
+        of a graph begins after the previous launch has ended."""
         launched, stream = self._launched[number], self.card.stream.handle
         sizes, about, overlaps = (
             (blocks, launched.threads, launched.shared_bytes),

@@ -3,11 +3,11 @@ launches one graph.
 
 Nothing in a graph changes from run to run, because kernels read addresses and integers from the records. The blocks of a launch divide its
 work among themselves, whatever the number of blocks is, so every graph gives correct results for all sizes. A graph is fast if its number
-of blocks fits the amount of work. `prepare` captures graphs for expected sizes. A region that was not prepared captures a graph whenever
-its integers have orders of magnitude that did not occur before.
+of blocks fits the amount of work. `prepare` captures graphs for expected sizes. A region that was not prepared captures a graph during
+a run whose integers have new orders of magnitude, unless it has a graph with the same numbers of blocks.
 
 Within a graph, a launch may begin before the previous launch has ended if its bytecode allows it (`NativeLaunch.overlaps`). Exceptions are
-the first launch, a launch next to a wait of cards for each other (`records.py`), and all launches if a fault must name the kernel that
+the first launch, a launch before which cards wait for each other (`records.py`), and all launches if a fault must name the kernel that
 began last (`last_launch.py`).
 
 Several cards may run a region in lockstep, each with separate records. The graph then has the launches of all cards. Before a launch that
