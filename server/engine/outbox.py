@@ -45,7 +45,7 @@ class Outbox:
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._events: list[TokenEvent] = []
-        self._stats_due = 0.0  # monotonic time when the next statistics are due; 0: the last call of `wants_stats` found no work
+        self._stats_due = 0.0  # monotonic time when the next statistics are due; 0: none, or `wants_stats` last found no work
 
     @property
     def has_news(self) -> bool:
