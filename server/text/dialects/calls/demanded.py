@@ -1,5 +1,5 @@
 """The parser of answers that must be calls (`tool_choice: required`). After the first call, it ends the answer once the model writes text,
-or repeats an earlier call. It drops all text outside calls, such as the beginning of a call that `max_tokens` cut off."""
+or repeats an earlier call. It drops all text outside calls and thoughts, such as the beginning of a call that `max_tokens` cut off."""
 
 from __future__ import annotations
 
