@@ -22,7 +22,7 @@ class IsolatedMatcher(Matcher):
     If the process is lost, a new process gets all tokens again, since only the tokens decide what may come next."""
 
     def __init__(self, grammar: Grammar, token_ids: Sequence[int] = ()) -> None:
-        self.refused: list[int] = []  # the tokens from the first one that the grammar refused; empty: it refused none
+        self.refused: list[int] = []  # the last tokens, from the first one that the grammar refused on; empty: it refused none
         self._grammar = grammar
         self._socket: ProcessSocket | None = None
         self._retries = Retries()

@@ -111,7 +111,7 @@ class PageExchange:
 
     def give(self, asked: GivePages) -> None:
         """Begin to give the pages that another server asks for. Send an offer, which says which of these pages this server has. The offer
-        is empty if they cover no more tokens than the other server has already."""
+        is empty if the pages that this server has cover no more tokens than the other server has already."""
         pools, chain = self._scheduler.pool.pools, Chain(b"", digests=digests_in(asked.digests))
         num_tokens = self._scheduler.pool.touch(chain, (), len(chain.digests) * PAGE_SIZE)
         firsts = tuple(

@@ -78,8 +78,8 @@ def num_before(excerpts: Values[PlacedExcerpt], start: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A Submit and its choices. `leader` computes the prompt; then each of `followers` is forked from `leader`. A text to embed is a
-    request whose only sequence draws no tokens."""
+    """A Submit and its choices. `leader` computes the prompt. Then each of `followers` is forked from `leader` or, if that is not possible,
+    begins with published pages. A text to embed is a request whose only sequence draws no tokens."""
 
     submit: Submit
     arrival: int  # number of requests that arrived before it

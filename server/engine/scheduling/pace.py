@@ -204,7 +204,7 @@ class Pace:
 
 
 def extrapolated_s(steps: Mapping[int, float], size: int) -> float:
-    """Return the seconds of a step of `size` tokens, at least as many as in each of `steps`, which are in ascending order of size. Each
+    """Return the seconds of a step of `size` tokens. The sizes in `steps` are in ascending order, and none is larger than `size`. Each
     token beyond the largest size takes as long as a token between the two largest sizes, or between 0 and the only size."""
     (less, less_s), (largest, longest_s) = [(0, 0.0), *steps.items()][-2:]
     return longest_s + max(longest_s - less_s, 0.0) / (largest - less) * (size - largest)

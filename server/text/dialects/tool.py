@@ -22,7 +22,7 @@ class ToolSchema:
     @property
     def object_schema(self) -> dict[str, object]:
         """The schema of the arguments, which are an object: the tool's own schema, changed by `closed`, or a schema that allows any
-        properties if the tool has none."""
+        properties if the tool has no schema."""
         return {"type": "object", **({} if self.parameters is None else closed(self.parameters))}
 
 

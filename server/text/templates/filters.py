@@ -1,7 +1,7 @@
 """Define the filters and tests that a template may use. The meter counts those that may take long or make large values.
 
 The table is closed: a filter of Jinja that is not listed does not exist here. No filter returns `Markup`, whose methods are Python code
-that the sandbox could not see; `e` and `escape` return plain text, and `safe` changes nothing.
+that the sandbox could not see; `e` and `escape` return plain text, and `safe` only converts a value to text.
 """
 
 from __future__ import annotations

@@ -137,8 +137,8 @@ class ChatTemplate:
         try:
             text = compiled.environment.rendered(compiled.template, names, meter)
         except Exception as error:  # a template can provoke any exception: TypeError, KeyError, RecursionError, ...
-            # Later renderings try the objects first, too: these messages may be the reason for the failure, and a prompt must not depend on
-            # earlier requests.
+            # Later renderings first try the arguments as objects, too: these messages may be the reason for the failure, and a prompt must
+            # not depend on earlier requests.
             written = _with_written_arguments(messages) if isinstance(error, TypeError) else None
             if written is None:
                 raise _translate(error) from error

@@ -39,7 +39,7 @@ class DemandedCallParser:
         return self._kept(self._inner.finish())
 
     def _kept(self, parts: list[Part]) -> list[Part]:
-        """Return the calls and thoughts among `parts`. Note where the answer ends."""
+        """Return the calls and thoughts among `parts`. Note whether the answer has ended."""
         found: list[Part] = []
         for part in parts:
             if self._ended:

@@ -118,9 +118,9 @@ class MarkedCallParser(ABC):
         return at
 
     def _read_calls(self) -> Steps[None]:
-        """Read calls up to the closing marker, up to the last allowed call, or up to text that is no call. If the syntax has no closing
-        marker and needs an opening one, read one call. Such text becomes content, unless it may be the beginning of a call that was cut
-        off."""
+        """Read calls up to the closing marker, up to the last allowed call, or up to text that is no call. Such text becomes content,
+        unless it may be the beginning of a call that was cut off. If the syntax has no closing marker and is not `bare`, read only one
+        call."""
         stream, syntax = self.stream, self._syntax
         while not self.done:
             yield from stream.skip(self.separators)
