@@ -17,15 +17,16 @@ class CompileSlots:
         # The references are weak: a grammar that no request waits for is deleted, and so frees its slot or leaves the queue.
         self._taken: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._waiting: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
-        self._passed_over: weakref.WeakSet[object] = weakref.WeakSet()  # grammars that were refused because it was another key's turn
+        # grammars that were refused, since a slot was last taken, because it was another key's turn
+        self._passed_over: weakref.WeakSet[object] = weakref.WeakSet()
         self._turns: dict[str, int] = {}  # by API key: number of the turn in which the key last took a slot
         self._num_turns = 0
 
     def take(self, who: object, key: str = "") -> bool:
-        """Return True if the grammar `who` of a key has a slot, or gets one now. Return False and queue `who` if all slots are taken, or if
-        it is another key's turn; the caller asks again later. The next turn belongs to the queued key with the fewest slots; if several
-        keys have the fewest, to the one that took a slot longest ago. If `who` is refused because it is another key's turn, and no grammar
-        takes a slot before `who` asks again, the grammars of that key leave the queue, and `who` gets the slot."""
+        """Return True if the grammar `who` of a key has a slot, or gets one now. Return False and queue `who` if no slot is free for the
+        key, or if it is another key's turn; the caller asks again later. The next turn belongs to the queued key with the fewest slots; if
+        several keys have the fewest, to the one that took a slot longest ago. If `who` is refused because it is another key's turn, and no
+        grammar takes a slot before `who` asks again, the grammars of that key leave the queue, and `who` gets the slot."""
         if who in self._taken:
             return True
         self._waiting[who] = key

@@ -39,7 +39,7 @@ class Grammar:
         self.key = key
         self.settings = settings
         self.memory_bytes = 0  # memory of the grammar's process that it does not share with the zygote
-        self.error: ConstraintError | None = None  # why the grammar cannot be compiled; `poll` raises it
+        self.error: ConstraintError | None = None  # why it cannot be compiled, or why its process was lost too often; `poll` raises it
         self._zygote = zygote
         self._slots = slots
         self._on_compiled = on_compiled
@@ -76,8 +76,8 @@ class Grammar:
         self.is_compiled = False
 
     def _proceed(self) -> bool:
-        """Do the next step of compiling: start the grammar's process, or receive its answer. Return False if the step has to wait. Raise
-        ConstraintError if the grammar cannot be compiled, or if too many processes were lost."""
+        """Do the next step of compiling: start the grammar's process if there is none, and receive its answer if that has arrived. Return
+        False if the step has to wait. Raise ConstraintError if the grammar cannot be compiled, or if too many processes were lost."""
         socket = self._socket
         if socket is None:
             if not self._retries.is_due or not self._slots.take(self, self.key):

@@ -1,5 +1,5 @@
-"""A matcher whose grammar runs in a separate process. In one step, the matcher waits at most PATIENCE_S for an answer of that process, so
-that a slow grammar does not hold up other sequences."""
+"""A matcher whose grammar runs in a separate process. For each answer of that process, a step waits at most PATIENCE_S, so that a slow
+grammar does not hold up other sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class IsolatedMatcher(Matcher):
     If the process is lost, a new process gets all tokens again, since only the tokens decide what may come next."""
 
     def __init__(self, grammar: Grammar, token_ids: Sequence[int] = ()) -> None:
-        self.refused: list[int] = []  # the tokens from the first one that the grammar refused; empty: it refused none
+        self.refused: list[int] = []  # the last tokens, from the first one that the grammar refused on; empty: it refused none
         self._grammar = grammar
         self._socket: ProcessSocket | None = None
         self._retries = Retries()
@@ -74,7 +74,8 @@ class IsolatedMatcher(Matcher):
         self._prefetched = [token_id]
 
     def mask(self) -> Mask | Literal[Late.LATE]:
-        """Return the mask of the next token. Return LATE if it does not arrive within PATIENCE_S of the question."""
+        """Return the mask of the next token. Return LATE if it does not arrive in time: within PATIENCE_S of the question or, if the last
+        mask was slow, at once."""
         self.prefetch_mask()
         self._wait()
         return self._socket.mask if self._has_mask and self._socket is not None else LATE
@@ -89,7 +90,8 @@ class IsolatedMatcher(Matcher):
         self._wait()
 
     def forced(self) -> list[int]:
-        """Return the tokens that must come next, or none if they do not arrive within PATIENCE_S of the question."""
+        """Return the tokens that must come next, or none if they do not arrive in time: within PATIENCE_S of the question or, if the last
+        answer about the state was slow, at once."""
         if self._forced is None and self._asked is None:
             self._ask(Question.STATE)
             self._wait()

@@ -49,9 +49,10 @@ class FirstGrammar:
 
 
 class LazyMatcher(Matcher):
-    """Follows a sequence that is unconstrained until a trigger. After the trigger token, the model first selects one of the offers, if
-    there are any; then the grammar `marked` applies. After the beginning of a call in plain JSON, the grammar `plain` applies. Where no
-    grammar can be compiled, the text is unconstrained. The matcher is never complete: more text may always follow."""
+    """Follows a sequence that is unconstrained until a trigger. After the trigger token, the model first selects one of the offers (the
+    first tokens of a call of each tool), if there are any; then the grammar `marked` applies. After the beginning of a call in plain JSON,
+    the grammar `plain` applies. Where no grammar can be compiled, the text is unconstrained. The matcher is never complete: more text may
+    always follow."""
 
     def __init__(self, marked: FirstGrammar, plain: FirstGrammar, trigger: Trigger, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
         self._marked = marked

@@ -1,10 +1,12 @@
 """The interface to the constraints of one sequence. A matcher follows the sequence's tokens and says which token may come next.
 
-A matcher may follow a grammar in a separate process (`isolated`, `lazy`), the rules of the request (`rules.Rules`), or both
-(`rules.RuledMatcher`). `advance` receives every token of the sequence. If only one token may come next, the mask has one bit set. So
-appending such tokens without a step of the model (`forced`) gives the same tokens as sampling them one by one.
+A matcher may follow a grammar in a separate process (`isolated`, `lazy`), Whisper's rules for time stamps (`stamps`), the rules of the
+request (`rules.Rules`), or these and one of the others (`rules.RuledMatcher`). `advance` receives every token of the sequence. If only one
+token may come next, the mask has one bit set. So appending such tokens without a step of the model (`forced`) gives the same tokens as
+sampling them one by one.
 
-A matcher is late while it waits for an answer of another process. Until `poll` returns True, only `poll` may be called. So timing
+A matcher is late while it waits for an answer of another process. If it is new, or if `mask`, `advance` or `forced` leaves it late, only
+`poll` may be called until `poll` returns True. `mask` may follow `prefetch_mask` at once, and `advance` may follow `prefetch`. So timing
 decides in which step a token is sampled, but never which token.
 """
 
@@ -100,7 +102,8 @@ class Matcher(ABC):
 
     @property
     def is_choosing(self) -> bool:
-        """True while the last tokens are a draft. They may be taken back, so they are not sent to the client yet."""
+        """True while a tool is being selected. The last tokens are then a draft: they may be taken back, so they are not sent to the client
+        yet."""
         return False
 
     def candidates(self) -> list[int]:

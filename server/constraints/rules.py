@@ -51,7 +51,8 @@ class _Endings:
     def after(self, drawn: Sequence[int]) -> list[int]:
         """Return the tokens that would complete a sequence after the tokens `drawn`."""
         ordered, found = self._sorted, list[int]()
-        low, high = 0, len(ordered)  # in ordered[low:high], the last `depth` drawn tokens and more stand before the last token
+        # Each of ordered[low:high] has more than `depth` tokens before its last one; the last `depth` of these are the tokens drawn last.
+        low, high = 0, len(ordered)
         for depth, token_id in enumerate(reversed(drawn)):
             if low == high:
                 break
@@ -81,10 +82,10 @@ class Rules(Matcher):
 
     def mask(self, grammar: Mask | None = None) -> Mask | None:
         """Return the mask of the next token, or None if every token may come. The mask excludes banned tokens, tokens that are not among
-        the allowed ones, and tokens that would complete a banned sequence or open another think block. Before `min_tokens` tokens, it also
-        excludes the tokens that end the text. If a think block has to close now, it excludes every token but the one that closes the block,
-        unless `grammar`, the mask of the sequence's grammar, excludes that token: within a character, or before the label with which a
-        block of some models begins. The block then ends as soon as the grammar allows it."""
+        the allowed ones, and tokens that would complete a banned sequence or, once the budget of thoughts is spent, open another think
+        block. Before `min_tokens` tokens, it also excludes the tokens that end the text. If a think block has to close now, it excludes
+        every token but the one that closes the block, unless `grammar`, the mask of the sequence's grammar, excludes that token: within a
+        character, or before the label with which a block of some models begins. The block then ends as soon as the grammar allows it."""
         banned, closing = self._bans.endings.after(self._token_ids) + self._reopening(), self._closing()
         if closing is not None and grammar is not None and not _has(grammar, closing):
             closing = None

@@ -45,7 +45,7 @@ class BatchBuilder:
         self._has_axes = limits.three_axes
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
-        # per group and row: number of leading entries that are pages; all later entries are 0
+        # per group and row: number of leading entries that are the sequence's list of pages; all later entries are 0
         self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]
         # per row: the sequence whose pages it shows, and their `Held.version`
         self._shown: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs

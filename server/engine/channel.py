@@ -118,7 +118,7 @@ class WorkerChannel:
             self._outbox.put(message)
 
     def close(self) -> None:
-        """Send all that is queued, then close the socket."""
+        """Send all that is queued, unless the front is gone, then close the socket."""
         self._outbox.put(None)
         self._writer.join()
         self._is_closing = True  # from now on, losing the connection is no error

@@ -106,9 +106,10 @@ class Embedder:
         self._paused = paused
 
     def step(self) -> bool:
-        """Embed a batch of texts, and encode parts of images until ALONE_S have passed, at least one part. Texts of batch jobs wait while
-        other requests have images, and images of batch jobs wait while other requests have texts. Return False if nothing was embedded or
-        encoded, because nothing waits, the deadlines of all that waited have passed, or the engine is paused."""
+        """Embed a batch of texts, and encode parts of images until ALONE_S have passed, at least one part. While other requests have
+        images, a text of a batch job runs only as the last of a batch with texts of other requests. Images of batch jobs wait while other
+        requests have texts and no images. Return False if nothing was embedded or encoded, because nothing waits, the deadlines of all that
+        waited have passed, or the engine is paused."""
         if self._paused:
             return False
         are_live = any(embed is not None and embed.priority < IDLE for embed in self._seen) or is_live(self._images.first_priority)
@@ -189,13 +190,13 @@ class Embedder:
             room -= num_tokens
             taken.append(embed)
             if embed.priority == IDLE:
-                break  # a text of a batch job runs alone or last, so that the next request waits for one text at most
+                break  # a text or image of a batch job runs alone or last, so the next request waits for one of them at most
         return taken
 
 
 def embedding_of(embed: Embed, vectors: Iterable[NDArray[np.float32]]) -> Embedding:
-    """Encode the vector of a text, or one vector per token, as an Embedding. Scale each vector to length 1 if the request has
-    `normalize`."""
+    """Return an Embedding with the vector of a text or an image, or with one vector per token of a text. Scale each vector to length 1 if
+    the request has `normalize`."""
     written = [(_unit(vector) if embed.normalize else vector).astype("<f4").tobytes() for vector in vectors]
     return Embedding(embed.request_id, b"".join(written), len(embed.prompt_ids))
 

@@ -1,5 +1,5 @@
-"""A thread that makes one call at a time for its owner. The two threads pass calls and results through two queues written in C. Passing a
-call in this way takes a third of the time that an executor takes."""
+"""A thread that makes one call at a time for its owner. The owner passes calls, and the thread passes results, through queues written in C.
+Passing a call in this way takes a third of the time that an executor takes."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from server.messages import Crop, Embed, ErrorCode, Excerpt, SamplingParams, Sub
 
 
 def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:
-    """Return the request of a Submit. A choice that an earlier worker finished is FINISHED; a choice that the earlier worker began
-    continues after the tokens that were sent. If log-probabilities of the prompt are requested, the first choice computes them, unless
-    tokens of this choice were sent already. Raise RequestError if this model does not generate, if the token ids, the audio or the excerpts
-    are not valid for it, if the prompt fills the context, if prompt and answer may exceed the KV cache, or if log-probabilities of a prompt
-    with images are requested from a model that computes these images in one step."""
+    """Return the request of a Submit. If the front submits it again because a worker was lost, a choice that this worker had finished is
+    FINISHED, and a choice that it had begun continues after the tokens that were sent. If log-probabilities of the prompt are requested,
+    the first choice computes them, unless tokens of this choice were sent already. Raise RequestError if this model does not generate, if
+    the token ids, the audio or the excerpts are not valid for it, if the prompt fills the context, if prompt and answer may exceed the KV
+    cache, or if log-probabilities of a prompt with images are requested from a model that computes these images in one step."""
     if not limits.generates:
         raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
@@ -123,7 +123,7 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
 
 def _check_audio(submit: Submit, num_hops: int) -> None:
     """Raise RequestError if a model that only transcribes gets no audio, if another model gets audio to transcribe, or if the audio does
-    not have the samples of 1 to `num_hops` whole hops."""
+    not have AROUND samples and those of 1 to `num_hops` whole hops."""
     if submit.audio is None:
         if num_hops:
             raise RequestError(ErrorCode.INVALID_VALUE, "the request has no audio; this model only transcribes")
@@ -137,10 +137,10 @@ def _check_audio(submit: Submit, num_hops: int) -> None:
 
 
 def placed_excerpts(submit: Submit, limits: Collection[ExcerptLimits]) -> tuple[PlacedExcerpt, ...]:
-    """Return the excerpts of a request, each with the positions of its tokens in the prompt. A prompt has one image or audio token for each
-    row of an excerpt. The tokens of an excerpt are contiguous, except that one other token separates the rows of a crop if `has_breaks` is
+    """Return the excerpts of a request, each with the positions of its tokens in the prompt. An excerpt has `num_tokens` image or audio
+    tokens in the prompt. These are contiguous, except that one other token stands between two rows of tokens of a crop if `has_breaks` is
     set. Raise RequestError if the model cannot read an excerpt, if the tokens of an excerpt are at other places, or if the prompt has more
-    or fewer image or audio tokens than the excerpts have rows."""
+    or fewer image or audio tokens than the excerpts."""
     by_kind: dict[type, ExcerptLimits] = {one.kind: one for one in limits}
     if stray := next((excerpt for excerpt in submit.excerpts if type(excerpt) not in by_kind), None):
         what = "images" if isinstance(stray, Crop) else "audio"

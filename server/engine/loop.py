@@ -38,8 +38,9 @@ class Outputs:
     """What the rows of a step are used for. Rows of logits are numbered in batch order; texts to embed have no such rows."""
 
     vectors: list[Item] = field(default_factory=list[Item])  # texts to embed
-    prompts: list[tuple[Sequence, int, int]] = field(default_factory=list[tuple[Sequence, int, int]])  # of each: first row, number of rows
-    drawing: list[Sequence] = field(default_factory=list[Sequence])
+    # sequences whose prompt log-probabilities are requested, each with its first row and its number of rows
+    prompts: list[tuple[Sequence, int, int]] = field(default_factory=list[tuple[Sequence, int, int]])
+    drawing: list[Sequence] = field(default_factory=list[Sequence])  # sequences that draw a token
     places: list[int] = field(default_factory=list[int])  # the row of each of `drawing`
     masks: dict[Sequence, Mask] = field(default_factory=dict[Sequence, Mask])
     batch: SampleBatch | None = None  # the arguments of the draw; None: `drawing` is empty
@@ -90,7 +91,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step may be needed: a request is unfinished, events or the last statistics are unsent, or pages are being exchanged."""
+        """Whether a step may be needed: a request is unfinished, something is unsent (tokens, changes of the prefix cache, or the last
+        statistics), or there may be pages to exchange."""
         has_changed = self._cache_log is not None and self._cache_log.has_news
         is_asked = self.exchange is not None and self.exchange.has_work
         has_news = self._outbox.has_news or (self._outbox.owes_stats and not self._is_busy)
@@ -98,7 +100,8 @@ class Engine:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a request is unfinished, or pages are being given to other servers. The front is sent statistics while this is true."""
+        """Whether a request is unfinished, pages are being given to other servers, or pages were exchanged before the last step. The front
+        is sent statistics at intervals while this is true."""
         return bool(self._requests.living) or (self.exchange is not None and self.exchange.is_giving)
 
     def submit(self, submit: Submit) -> None:
@@ -113,14 +116,14 @@ class Engine:
             self.exchange.stop(abort.request_id)
 
     def pause(self, paused: bool) -> None:
-        """Run no steps while `paused`. Requests may still be aborted."""
+        """Plan nothing while `paused`. Requests may still be aborted, and pages are still exchanged with other servers."""
         self.scheduler.pause(paused)
 
     # --- one step --------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Encode excerpts for a while, and run one step. Return False if there was nothing to encode, no sequence could run, and there was
-        no page to exchange with another server."""
+        """Encode images and audio for a while, and run one step. Return False if there was nothing to encode, no sequence could run, and
+        there was no page to exchange with another server."""
         self._requests.admit()
         plan = self._settled(self.scheduler.schedule())
         has_moved = self._move_pages(plan)
@@ -183,8 +186,8 @@ class Engine:
         return self.exchange is not None and self.exchange.work()
 
     def _encode(self, plan: Plan) -> float:
-        """Run parts of the plan's encodings for as long as the pace allows before the step, but at least one part. Return the seconds that
-        the parts took."""
+        """Run parts of the plan's encodings, if there are any, for as long as the pace allows before the step, but at least one part.
+        Return the seconds that the parts took."""
         spent_s = longest_s = 0.0
         if not plan.encodings:
             return spent_s

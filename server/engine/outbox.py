@@ -45,7 +45,8 @@ class Outbox:
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._events: list[TokenEvent] = []
-        self._stats_due = 0.0  # monotonic time when the next statistics are due; 0: the last call of `wants_stats` found no work
+        # monotonic time when the next statistics are due; 0: `wants_stats` was not called yet, or found no work when it was last called
+        self._stats_due = 0.0
 
     @property
     def has_news(self) -> bool:

@@ -111,7 +111,7 @@ class PageExchange:
 
     def give(self, asked: GivePages) -> None:
         """Begin to give the pages that another server asks for. Send an offer, which says which of these pages this server has. The offer
-        is empty if they cover no more tokens than the other server has already."""
+        is empty if the pages that this server has cover no more tokens than the other server has already."""
         pools, chain = self._scheduler.pool.pools, Chain(b"", digests=digests_in(asked.digests))
         num_tokens = self._scheduler.pool.touch(chain, (), len(chain.digests) * PAGE_SIZE)
         firsts = tuple(
@@ -302,8 +302,9 @@ class PageExchange:
             raise PeerFault("it sent other bytes than the pages that it offers")
 
     def _end(self, request: Request, taking: Taking, fault: str, *, blames: bool = True) -> None:
-        """End a transfer: its request need not wait any longer. `fault` says why pages are missing, or is empty if no page is missing. If
-        the giver is to blame (`blames`), it is not asked again for `Peering.avoid_s` seconds."""
+        """End a transfer: its request need not wait any longer. `fault` says why the transfer failed, or is empty if all pages of the offer
+        have arrived, which may be none. If there is a fault, and the giver is to blame (`blames`), the giver is not asked again for
+        `Peering.avoid_s` seconds."""
         del self._takings[request]
         taking.transfer.cancel()
         self._waited_s += self._clock() - taking.began_s

@@ -20,7 +20,8 @@ TURN = 32  # least number of tokens that a sequence generates before a fresh seq
 
 
 class Stage(Enum):
-    """The stage of a sequence. Only the scheduler changes it. The choices that an earlier worker finished are FINISHED from the start."""
+    """The stage of a sequence. Only the scheduler changes it. If a request is submitted again because a worker was lost, the choices that
+    this worker had finished are FINISHED from the start."""
 
     WAITING = "waiting"  # waits for its constraint to be compiled, for pages of another server, for the leader's prefill, or for a slot
     PARKED = "parked"  # skips steps until its matcher answers
@@ -77,14 +78,14 @@ def num_before(excerpts: Values[PlacedExcerpt], start: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A Submit and its choices. `leader` computes the prompt; then each of `followers` is forked from `leader`. A text to embed is a
-    request whose only sequence draws no tokens."""
+    """A Submit and its choices. `leader` computes the prompt. Then each of `followers` is forked from `leader` or, if that is not possible,
+    begins with published pages. A text to embed is a request whose only sequence draws no tokens."""
 
     submit: Submit
     arrival: int  # number of requests that arrived before it
     embed: Embed | None = None  # the text to embed; None: the request generates
     sequences: list[Sequence] = field(default_factory=lambda: list[Sequence]())  # its choices; empty once the request has ended
-    leader: Sequence | None = None  # None: the request is not scheduled yet, or every choice has generated tokens already
+    leader: Sequence | None = None  # None: the request is not scheduled yet, every choice has generated tokens already, or it has ended
     followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())  # choices that wait for the leader's prompt
     excerpts: tuple[PlacedExcerpt, ...] = ()  # excerpts of the prompt's images or recordings, in order of position
     ender_ids: frozenset[int] = frozenset()  # tokens that end a choice once it has generated min_tokens tokens
@@ -153,7 +154,7 @@ class Sequence:
 
     @property
     def is_late(self) -> bool:
-        """True while the matcher has not answered."""
+        """True while the matcher waits for an answer of the process that runs its grammar."""
         return self.matcher is not None and self.matcher.is_late
 
     @property
@@ -221,8 +222,8 @@ class Sequence:
 
     def follow(self) -> tuple[list[int], FinishReason | None]:
         """Append the tokens that the matcher forces, without a step of the model. Return these tokens, and the reason if the choice ends
-        with one of them. Tokens are appended only if sampling would give the same tokens. If the request asks for log-probabilities or
-        changes logits, or if the forced token is a stop token, a step of the model is needed, and no token is appended."""
+        with one of them. Append nothing if the request asks for log-probabilities or changes logits, because a step of the model is needed
+        then. For the same reason, stop before a forced stop token."""
         joined: list[int] = []
         if self.matcher is None or not self.row.is_plain or self.row.params.logprobs is not None or self.prompt_logprobs is not None:
             return joined, None

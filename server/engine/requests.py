@@ -355,7 +355,7 @@ class Requests:
 
     def _forget(self, request: Request) -> None:
         """Forget a request that has ended. Remove its references to its sequences: the sequences refer to the request, and only the garbage
-        collector would free such a cycle, which examines old objects rarely. Drop its images and audio, because data kept between steps,
+        collector, which rarely examines old objects, would free such a cycle. Drop its images and audio, because data kept between steps,
         such as the records of which sequence a page-table row shows, may refer to its sequences for long."""
         del self.living[request.submit.request_id]
         request.sequences.clear()

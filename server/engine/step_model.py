@@ -35,7 +35,7 @@ class Places:
     """The pages of one cache group in a step."""
 
     slots: NDArray[np.int32]  # [t] where each token's key and value are stored: page * page_size + offset
-    page_tables: NDArray[np.int32]  # [s, p] pages in order of position; entries before the window or beyond the context are 0
+    page_tables: NDArray[np.int32]  # [s, p] pages in order of position; 0 for pages that were given back, and after the last page
 
 
 Excerpts = Mapping[bytes, Excerpt]  # excerpts by their keys: see `ExcerptTokens.key`
@@ -48,7 +48,7 @@ class Heard:
     # samples of at most `StepLimits.num_hops` hops, and the AROUND samples beside them (runtime/spectrogram.py)
     samples: NDArray[np.float32]
     loudest: float  # the largest energy of the whole recording
-    page: int  # page of the sequence in the last cache group
+    page: int  # the sequence's page in the last cache group, which gets the keys and values of the audio
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class StepLimits:
     generates: bool = True  # False: the model gives no logits
     num_hops: int = 0  # most hops, 10 ms each, of the audio that a sequence transcribes; 0: the model does not transcribe
     hearing_cost: int = 0  # an estimate: prompt tokens that take about as long as hearing a window of audio
-    excerpts: tuple[ExcerptLimits, ...] = ()  # limits of crops of images, or of clips; empty: the model reads neither
+    excerpts: tuple[ExcerptLimits, ...] = ()  # limits of crops of images, of clips, or of both; empty: the model reads neither
 
     @property
     def three_axes(self) -> bool:
@@ -284,7 +284,8 @@ class StepModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmbedLimits:
-    """The limits of one step: a text has at most max_context tokens, all texts together at most max_tokens >= max_context."""
+    """The limits of one step: at most max_seqs texts, each of at most max_context tokens, with at most max_tokens tokens together.
+    max_tokens is at least max_context."""
 
     vocab_size: int
     embedding_size: int  # elements of a vector, or number of classes

@@ -38,8 +38,8 @@ class Detokenizer:
     """Turns the tokens of one choice into text. `push` returns the text that is certain. `finish` returns the text that was held back only
     because it might have begun a stop string.
 
-    Half a character at the end of the tokens is dropped: the model was cut off and did not write an invalid byte. `token_starts` gives the
-    position of each token's text, in characters from the beginning of the answer.
+    An incomplete character at the end of the tokens is dropped: the model was cut off and did not write an invalid byte. `token_starts`
+    gives the position of each token's text, in characters from the beginning of the answer.
     """
 
     __slots__ = (

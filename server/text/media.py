@@ -33,7 +33,7 @@ class Sense(Protocol):
     def markers(self) -> Markers: ...
 
     def written(self, found: Any, /) -> str:
-        """Return the tokens of an image or a recording, which take the place of its marker."""
+        """Return the text of the tokens of an image or a recording, which takes the place of its marker."""
         ...
 
 

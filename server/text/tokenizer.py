@@ -43,7 +43,8 @@ class Tokenizer:
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         """`files` has the contents of files in a model directory, by their names (see `TokenizerFiles`). Raise ModelFilesError if
-        tokenizer.json is missing, if a file is damaged or not understood, or if the chat template is broken."""
+        tokenizer.json is missing, if a file is damaged or not understood, or if the chat template is broken. Raise TemplateUnavailable if
+        no process could compile the template."""
         found = TokenizerFiles(files)
         self._special_tokens = found.special_tokens()
         # None: the model has no chat template. Another process compiles the template while this one reads the vocabulary.
@@ -92,7 +93,7 @@ class Tokenizer:
 
     def with_defaults(self, own: Defaults) -> Self:
         """Return a copy of this tokenizer in which the defaults `own` win over those of the files. Raise ModelFilesError if `own` has a
-        broken chat template."""
+        broken chat template, or TemplateUnavailable if no process could compile it."""
         with _broken_template():
             other = copy.copy(self) if own.template is None else self.with_template(own.template)
         other.defaults = own.over(self.defaults)
@@ -156,14 +157,14 @@ class Tokenizer:
 
 
 def _load_tokenizer(files: TokenizerFiles) -> Read:
-    """Build the tokenizer. Raise ModelFilesError if the package does not understand the file, or if the tokenizer cannot encode unknown
-    text."""
+    """Build the tokenizer. Raise ModelFilesError if tokenizer.json is missing, if the package `tokenizers` does not understand it, or if
+    the tokenizer cannot encode unknown text."""
     content = files.tokenizer()
     try:
         read = read_tokenizer(content)
         read.tokenizer.encode(UNHEARD_OF)  # some tokenizers need a token for unknown text and have none
         return read
-    except Exception as error:  # the package raises bare Exception
+    except Exception as error:  # the package `tokenizers` raises bare Exception
         raise ModelFilesError(f"tokenizer.json is not understood: {error}; {AGAIN}") from error
     except BaseException as error:
         # A Rust panic is a BaseException whose class is not importable.
@@ -173,7 +174,7 @@ def _load_tokenizer(files: TokenizerFiles) -> Read:
 
 
 def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
-    """Read generation_config.json. Raise ModelFilesError if a value is outside its range."""
+    """Read generation_config.json. Raise ModelFilesError if a value has another type than its field, or is outside its range."""
     values: dict[str, Any] = {}
     for field in fields(GenerationDefaults):
         value = source.get(field.name)

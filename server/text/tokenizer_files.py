@@ -57,7 +57,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _Pieces(msgspec.Struct):
-    """The vocabulary of a model."""
+    """The field `model` of tokenizer.json, of which only the vocabulary is read."""
 
     vocab: dict[str, int] | list[tuple[str, float]]  # ids by piece, or pieces in the order of their ids with their scores
 

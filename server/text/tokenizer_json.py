@@ -105,7 +105,7 @@ def _assembled(content: bytes) -> Read | None:
         added = msgspec.json.decode(fields["added_tokens"], type=list[_Added])
         tokenizer = tokenizers.Tokenizer.from_buffer(msgspec.json.encode({**fields, "model": EMPTY, "added_tokens": []}))
         tokenizer.model = model.build()
-    except Exception:  # the package raises bare Exception, too
+    except Exception:  # the package `tokenizers` raises bare Exception, too
         return None
     tokenizer.add_tokens([token.build() for token in added])
     ids = max(model.vocab.values(), default=-1), *tokenizer.get_added_tokens_decoder()

@@ -108,8 +108,8 @@ class ForkServer:
 
 
 def _become(sock: socket.socket, serve: Serve, parent_pid: int) -> NoReturn:
-    """In a new child: close all descriptors of the parent, tell the worker the child's pid, and serve. Then end the child, with status 0 if
-    it has served to the end or answered TOO_LARGE, and otherwise with 1."""
+    """In a new child: close the descriptors that it has from the parent, except standard output and standard error, tell the worker the
+    child's pid, and serve. Then end the child, with status 0 if it has served to the end or answered TOO_LARGE, and otherwise with 1."""
     status = 1
     try:
         die_with(parent_pid)

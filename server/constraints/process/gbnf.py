@@ -46,8 +46,8 @@ def is_lark(grammar: str) -> bool:
 
 
 def lark_of_gbnf(grammar: str, beside: Bytes = NONE) -> str:
-    """Return a GBNF grammar as Lark. `beside` has the first bytes of what else may come where the text of the grammar may begin. Raise an
-    exception if the grammar is not valid."""
+    """Return a GBNF grammar as Lark. `beside` has the first bytes of what else may come where the text of the grammar may begin, such as
+    the text that opens thoughts. Raise an exception if the grammar is not valid."""
     rules = rules_of(grammar)
     return "\n".join(["%llguidance {}", *_written(rules, terminals_of(rules, beside))])
 
@@ -216,8 +216,8 @@ class _Flattener:
 
 
 def _without_end(name: str, body: ASTNode) -> ASTNode:
-    """Return a body for the rule `name` that does not end with the rule itself: the body A | B R of a rule R becomes B* A. Return a body of
-    another form as it is."""
+    """Return a body for the rule `name` that does not end with the rule itself: the body `A | B R` of a rule R becomes `B* A`, and the body
+    `(A | B R)?` becomes `B* A?`. Return a body of another form as it is."""
     if isinstance(body, RepetitionNode) and (body.min_times, body.max_times) == (0, 1):
         given = [*(body.node.alternatives if isinstance(body.node, AlternativeNode) else [body.node]), SequenceNode([])]
     else:

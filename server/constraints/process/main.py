@@ -177,7 +177,7 @@ def _reply(sock: socket.socket, answer: Answer, payload: bytes, matcher: LLMatch
 
 
 def _own_memory_kib() -> int:
-    """Return the memory that this process does not share with the zygote."""
+    """Return the memory in KiB that this process does not share with the zygote."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 

@@ -91,7 +91,7 @@ def _answer_of(kind: ConstraintKind, source: str, beside: Bytes) -> str:
 
 
 def _lark(source: str, beside: Bytes = NONE) -> str:
-    """Return a grammar as Lark; GBNF is translated. Raise ValueError if the grammar is neither Lark nor GBNF."""
+    """Return a grammar as Lark; GBNF is translated. Raise ValueError if the grammar is neither Lark nor GBNF, or nests too deeply."""
     if is_lark(source):
         return source
     try:
@@ -118,7 +118,7 @@ def _schema(source: str) -> str:
 
 
 def _choices(source: str) -> list[str]:
-    """Return the choices. Raise ValueError if they are no list of texts."""
+    """Return the choices. Raise ValueError if they are no list of texts, or if the list or a text is empty."""
     choices = _parsed(source)
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
         raise ValueError(f"the choices are {source[:80]}, expected a JSON list of non-empty strings")

@@ -312,9 +312,9 @@ class _Expression:
             raise _TooLarge
 
     def continuing(self, whole: _Part) -> Bytes:
-        """Return the first bytes of the characters that continue a text of the expression `whole` to a longer one. A text may lead to
-        several places. Raise _TooLarge if the expression exceeds a limit."""
-        # A start is reached by reading a text: whether the text may end there, and the places of its next character.
+        """Return the first bytes of the characters that continue a text of the expression `whole` to a longer one. After one text, the next
+        character may stand at several places. Raise _TooLarge if the expression exceeds a limit."""
+        # A start is what is known after reading a text: whether the text may end there, and the places of the next character.
         found, starts = set[int](), [(False, whole.begins)]
         known = set(starts)
         while starts:

@@ -19,7 +19,7 @@ MAX_TEXT_BYTES = 4096  # most bytes in the payload of an answer that is not a ma
 
 
 class Question(IntEnum):
-    """What the worker asks: the state after the tokens, or the mask of the next token."""
+    """What the worker asks: the state after the tokens (whether a token may follow, and which ones must), or the mask of the next token."""
 
     STATE = 1
     MASK = 2

@@ -59,7 +59,7 @@ class Zygote:
         return self._socket.open_child()
 
     def kill(self) -> None:
-        """Kill the zygote and all its descendants. The next `open_child` starts a new zygote."""
+        """Kill the zygote and all its descendants, if it was started. The next `start` or `open_child` starts a new one."""
         process, self._process, self._socket = self._process, None, None
         if process is not None:
             process.kill()

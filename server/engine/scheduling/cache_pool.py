@@ -174,7 +174,8 @@ class CachePool:
         held.change()
 
     def check_integrity(self, holders: Iterable[Held]) -> None:
-        """Raise IntegrityError if the records of a group differ from the pages that `holders` hold."""
+        """Raise IntegrityError if the records of a group differ from the pages that `holders` hold, or if `num_writable` or
+        `num_unpublished` of a holder is too large."""
         holders = list(holders)
         for group, pool in enumerate(self.pools):
             pool.check_integrity(held.lists[group] for held in holders)

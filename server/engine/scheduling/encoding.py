@@ -100,7 +100,7 @@ class EncodingQueue:
             yield from (placed.key for placed in among(seq.request.excerpts, start, seq.num_computed + self._limits.max_tokens))
 
     def _cost(self, excerpts: Collection[Excerpt]) -> int:
-        """Return the number of prompt tokens whose prefill takes about as long as encoding excerpts."""
+        """Return the number of prompt tokens whose prefill takes about as long as encoding `excerpts`."""
         cost = 0
         for limits in self._limits.excerpts:
             num_tokens = sum(excerpt.num_tokens for excerpt in excerpts if isinstance(excerpt, limits.kind))

@@ -40,7 +40,7 @@ T = TypeVar("T", bound=Waiting)
 
 @dataclass(slots=True)
 class Line(Generic[T]):
-    """The items of one key and priority, both lists in order of rank."""
+    """The items of one key and priority: those that are fresh, and those that have had their turn, each in order of rank."""
 
     fresh: list[T] = field(default_factory=lambda: list[T]())
     others: list[T] = field(default_factory=lambda: list[T]())

@@ -19,7 +19,7 @@ SMALLEST = 16  # a step may always take this many prompt tokens, even if it exce
 MOVES = 0.25  # weight with which each observation after the first changes a correction, so that one disturbed step changes it little
 FURTHEST = 4.0  # largest factor by which an observed step counts as slower or faster than its estimate
 EFFICIENT = 1.03  # a size is efficient if its cost per token is at most this factor times the least cost per token
-LEAST_SHARE = 2  # a chunk has at least max_tokens // LEAST_SHARE tokens, because a single noisy measurement may suggest less
+LEAST_SHARE = 2  # the efficient size counts as at least max_tokens // LEAST_SHARE, as one noisy measurement may suggest less
 SLOWEST = 40.0  # a step that takes this many times its cost has stalled; busy machines slow a worker down by a factor of 20
 UNKNOWN_S = 600.0  # the limit of a step whose cost is unknown
 IDLE_SHARE = 0.01  # idle sequences may lengthen the steps of other sequences by this share of their time, on average
@@ -35,13 +35,13 @@ class Measured:
 
     steps: Mapping[int, float] = field(default_factory=dict[int, float])  # tokens of one prompt -> seconds of a step with them
     context_s: float = 0.0  # additional seconds of a short chunk for each token of the context before it
-    # by medium, "image" or "audio": seconds to encode the `example` of the medium's limits
+    # by medium, "image" or "audio": seconds to encode the `example` of the medium's ExcerptLimits
     excerpts_s: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class StepCosts:
-    """Seconds of a step by its number of tokens: the cost measured at load, times a correction for the size class of the step. If nothing
-    was measured at load, the first step is the measurement, and costs are 0 until then."""
+    """Seconds of a step by its number of tokens: the cost measured at load, times a correction for the size class of the step (two classes
+    per power of two). If nothing was measured at load, the first step is the measurement, and costs are 0 until then."""
 
     def __init__(self, steps: Mapping[int, float]) -> None:
         self._steps = dict(sorted(steps.items()))
@@ -171,8 +171,8 @@ class Pace:
     def idle_budget(self, num_live: int) -> int:
         """Return how many tokens of idle sequences a step may take. In a step with `num_live` tokens of other sequences, they may take the
         time that `observe` has granted them. A step of idle sequences alone must be short, because the next request waits for it. Right
-        after a step of other sequences, it takes as long as the shortest step, because busy clients pause only briefly between requests.
-        Later it may take up to IDLE_STEP_S or, if that is longer, twice the time of the shortest step."""
+        after a step of other sequences, it may take only as long as the shortest step, because busy clients pause only briefly between
+        requests. Later it may take up to IDLE_STEP_S or, if that is longer, twice the time of the shortest step."""
         most = self._max_tokens - num_live
         if num_live:
             if self._owed_s <= 0.0:
@@ -198,13 +198,13 @@ class Pace:
         return int(self._context_tokens * context)
 
     def excerpt_tokens(self, medium: str, estimated: int) -> int:
-        """Return the number of prompt tokens that cost as much as encoding the `example` of the medium's limits. Return `estimated` if that
-        was not measured."""
+        """Return the number of prompt tokens that cost as much as encoding the `example` of the medium's ExcerptLimits. Return `estimated`
+        if that was not measured."""
         return self._excerpt_tokens.get(medium, estimated)
 
 
 def extrapolated_s(steps: Mapping[int, float], size: int) -> float:
-    """Return the seconds of a step of `size` tokens, at least as many as in each of `steps`, which are in ascending order of size. Each
+    """Return the seconds of a step of `size` tokens. The sizes in `steps` are in ascending order, and none is larger than `size`. Each
     token beyond the largest size takes as long as a token between the two largest sizes, or between 0 and the only size."""
     (less, less_s), (largest, longest_s) = [(0, 0.0), *steps.items()][-2:]
     return longest_s + max(longest_s - less_s, 0.0) / (largest - less) * (size - largest)

@@ -36,8 +36,8 @@ class Chain:
     digests: list[bytes] = field(default_factory=list[bytes])
 
     def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
-        """Return the digest of the PAGE_SIZE tokens with index `index`. The digest covers the previous digest and the excerpts that begin
-        among these tokens, and so identifies the whole beginning of the sequence."""
+        """Return digest number `index`, that of PAGE_SIZE tokens from position `index * PAGE_SIZE` on. The digest covers these tokens, the
+        previous digest and the excerpts that begin among these tokens, and so identifies the whole beginning of the sequence."""
         while index >= len(self.digests):
             parent = self.digests[-1] if self.digests else blake2b(self.salt, digest_size=16).digest()
             first = len(self.digests) * PAGE_SIZE
@@ -138,8 +138,8 @@ class PagePool:
         return self._page_of.get(digest)
 
     def adopt(self, chain: Chain, index: int, token_ids: Sequence[int]) -> int | None:
-        """Publish a page that no sequence holds as full page `index` of a chain, and return it; the caller writes it before the next step.
-        Return None if such a page is published already, or all pages are held."""
+        """Take a page that no sequence holds, publish it as full page `index` of a chain, and return it; the caller writes it before the
+        next step. Return None if such a page is published already, or all pages are held."""
         if self.name(chain, index, token_ids) in self._page_of or not self.num_available:
             return None
         page = self._take()
@@ -203,8 +203,8 @@ class PagePool:
         return copies
 
     def num_writable(self, held: PageList, stop: int) -> int:
-        """`CachePool.make_writable` has just prepared the positions before `stop`. Return the position before which it need not be called
-        again for this group: the end of the last page or, if that comes first, the position from which `give_back_past` can give back a
+        """Return the position before which `CachePool.make_writable` need not be called again for this group, once it has prepared the
+        positions before `stop`: the end of the last page or, if that comes first, the position from which `give_back_past` can give back a
         page."""
         end = -(-stop // self.page_size) * self.page_size
         return end if self._window is None else min(end, (held.num_returned + 1) * self.page_size + self._window - 1)

@@ -23,7 +23,7 @@ class Item(Struct, eq=False):
     start: int
     count: int
     num_rows: int
-    draws: bool  # a token is drawn from the last row
+    draws: bool  # a token is drawn from the last row; for a text to embed: its last token is among these tokens
     is_prefill: bool  # the tokens are of a prompt, or of a preempted sequence that is computed again
     num_context: int  # cost of reading the context before this chunk, in prompt tokens
 

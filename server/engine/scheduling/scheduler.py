@@ -1,11 +1,12 @@
 """The scheduler: which tokens run in the next step.
 
-Decoding sequences come first, in order of rank. The rest of the token budget goes to prompts, in chunks, in the order of the fair queue.
-When pages run short, the worst-ranked sequence is preempted and computed again later (mostly from the prefix cache). When slots (places in
-the batch) run short, a sequence of a key that has more than its share of slots is preempted. A sequence has had its turn once it has
-generated enough tokens (`Sequence.had_turn`); before that it is fresh. Within a key, fresh sequences take slots of sequences that had their
-turn until both kinds hold as many slots, so the wait of a request does not depend on how much the key's other requests still generate. The
-best-ranked sequence always advances, and no sequence is admitted that could not finish alone, so the engine always makes progress.
+Decoding sequences come first, in order of rank: priority, then arrival. The rest of the token budget goes to prompts, in chunks, in the
+order of the fair queue. When pages run short, the worst-ranked sequence is preempted and computed again later (mostly from the prefix
+cache). When slots (places in the batch) run short, a sequence of an API key that has more than its share of slots is preempted. A sequence
+has had its turn once it has generated enough tokens (`Sequence.had_turn`); before that it is fresh. Fresh sequences take slots of the same
+key's sequences that had their turn, until both kinds hold as many slots. So the wait of a request does not depend on how much the key's
+other requests still generate. The best-ranked sequence always advances, and no sequence is admitted that could not finish alone, so the
+engine always makes progress.
 
 Sequences of batch jobs (priority `IDLE`) run only in the room that other sequences leave in steps. They lengthen the steps of other
 sequences only a little, and a step of batch jobs alone is short.

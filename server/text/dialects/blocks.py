@@ -1,4 +1,4 @@
-"""Parse and constrain answers that have one think block and then text with calls in it."""
+"""Parse and constrain answers that may have one think block, and then text that may have calls in it."""
 
 from __future__ import annotations
 

@@ -22,15 +22,15 @@ class ToolSchema:
     @property
     def object_schema(self) -> dict[str, object]:
         """The schema of the arguments, which are an object: the tool's own schema, changed by `closed`, or a schema that allows any
-        properties if the tool has none."""
+        properties if the tool has no schema."""
         return {"type": "object", **({} if self.parameters is None else closed(self.parameters))}
 
 
 def closed(schema: Mapping[str, object]) -> dict[str, object]:
     """Return the schema of a call's arguments, changed to refuse properties that it does not name: `additionalProperties` becomes false
-    where it is absent, also in objects within objects and lists if they name properties. An object composed of several schemas is not
-    changed, because each schema would refuse the properties of the others. An object that requires a property without naming it is not
-    changed itself; only the objects within it are."""
+    where it is absent, also in objects within objects and lists if they name properties. A schema that is malformed, or has a keyword of
+    COMPOSED, is not changed: other schemas may name further properties of the object. An object that requires a property without naming it
+    is not changed itself; only the objects within it are."""
     given, required = schema.get("properties", {}), schema.get("required", [])
     if COMPOSED & schema.keys() or not (isinstance(given, dict) and isinstance(required, list)):
         return {**schema}

@@ -1,7 +1,7 @@
 """Define the filters and tests that a template may use. The meter counts those that may take long or make large values.
 
 The table is closed: a filter of Jinja that is not listed does not exist here. No filter returns `Markup`, whose methods are Python code
-that the sandbox could not see; `e` and `escape` return plain text, and `safe` changes nothing.
+that the sandbox could not see; `e` and `escape` return plain text, and `safe` only converts a value to text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from server.text.templates.metered_text import call_text, format_percent, items_
 FILTERS: Mapping[str, Callable[..., Any]] = jinja2.filters.FILTERS
 TESTS: Mapping[str, Callable[..., Any]] = jinja2.tests.TESTS
 
-MAX_ATTRIBUTE_PARTS = 16  # dots and commas in an attribute such as "a.b.c", which is looked up for every item
+MAX_ATTRIBUTE_PARTS = 16  # most parts, between dots and commas, of an attribute such as "a.b.c", which is looked up for every item
 
 # fmt: off
 SCALAR_FILTERS = ("abs", "count", "d", "default", "float", "int", "length")  # examine a single value

@@ -37,8 +37,8 @@ def _with_one_system(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _joined(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the conversation with consecutive messages of one role joined into one message. Nothing is joined to a message with calls,
-    because its calls come last."""
+    """Return the conversation with consecutive messages of one role joined into one message, if the role is one of JOINED. Nothing is
+    joined to a message with calls, because its calls come last."""
     groups: list[list[Message]] = []
     for message in messages:
         before = groups[-1][-1] if groups else None

@@ -3,13 +3,14 @@
 A template comes from the network with a model, and processes the messages of clients. Three rules confine it:
 
 1. Everything a template can reach is on a list: kinds of statements, globals, filters, tests, and for each type of value the attributes
-that may be read and the methods that may be called. Types are compared exactly, so an object of any other type has no attributes, cannot be
-called and cannot become text. There is no `Markup`. The only objects with methods written in Python are Jinja's own, such as `loop` and
-`cycler`, of which the lists name the methods that may be called. 2. Between two steps of the meter only a bounded amount of work happens.
-The syntax tree is rewritten so that each iteration of a loop, each macro, each comparison and each output takes a step; calls, filters and
-arithmetic go through the environment. This is necessary because a signal or a watchdog could not interrupt a string operation inside the
-interpreter. 3. Operations that can take long or create much data (text of nested values, repetition, replacement, padding, joining) are
-measured before they run, and charged to one budget. Operations that cannot be measured are refused.
+   that may be read and the methods that may be called. Types are compared exactly, so an object of any other type has no attributes, cannot
+   be called and cannot become text. There is no `Markup`. The only objects with methods written in Python are Jinja's own, such as `loop`
+   and `cycler`, of which the lists name the methods that may be called.
+2. Between two steps of the meter only a bounded amount of work happens. The syntax tree is rewritten so that each iteration of a loop, each
+   macro, each comparison and each output takes a step; calls, filters and arithmetic go through the environment. This is necessary because
+   a signal or a watchdog could not interrupt a string operation inside the interpreter.
+3. Operations that can take long or create much data (text of nested values, repetition, replacement, padding, joining) are measured before
+   they run, and charged to one budget. Operations that cannot be measured are refused.
 """
 
 from __future__ import annotations
@@ -374,8 +375,8 @@ class MeteredEnvironment(SandboxedEnvironment):
         return self.undefined(obj=obj, name=name)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Return `obj[argument]`, or an undefined value if there is no such item. An item wins over a method of the same name, as in Jinja.
-        Raise TypeError if `argument` may not be a key."""
+        """Return `obj[argument]`. If there is no such item, return the attribute or the method of this name, or else an undefined value. An
+        item wins over a method of the same name, as in Jinja. Raise TypeError if `argument` may not be a key."""
         kind = type(obj)
         check_key(argument)
         if kind is dict and argument in obj:
@@ -387,7 +388,8 @@ class MeteredEnvironment(SandboxedEnvironment):
         return self.undefined(obj=obj, name=argument)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method or function that templates may call, and charge for its result. Raise TypeError for anything else."""
+        """Call a method or function that templates may call, and charge for its result if that is a new value. Raise TypeError for anything
+        else."""
         meter = meter_of(context)
         meter.step()
         kwargs = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}  # arguments that Jinja adds
@@ -435,7 +437,7 @@ def _repeated(value: Any, times: Any) -> int:
 
 
 def _call_method(meter: Meter, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a method that METHODS lists, and charge for it."""
+    """Call a method that METHODS lists. Charge for its comparisons, and for a text or a copy that it makes."""
     if type(owner) is str:
         return call_text(meter, name, owner, args, kwargs)
     if name in COMPARING:

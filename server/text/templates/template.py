@@ -80,7 +80,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt. `variables` are further variables of the template, under any name that is not reserved. With
         `continue_final_message` the prompt ends inside the last message, so that the model continues it. Raise TemplateError if the
-        template refuses the messages or fails, if a variable has a reserved name, or if the last message cannot be continued."""
+        template refuses the messages or fails, if a variable has a reserved name, or if the last message cannot be continued.
+        `continue_final_message` and `add_generation_prompt` exclude each other."""
         variables = variables or {}
         if taken := RESERVED & variables.keys():
             raise TemplateError(f"{min(taken)} is a reserved name of chat templates; choose another name")
@@ -136,8 +137,8 @@ class ChatTemplate:
         try:
             text = compiled.environment.rendered(compiled.template, names, meter)
         except Exception as error:  # a template can provoke any exception: TypeError, KeyError, RecursionError, ...
-            # Later renderings do not begin with such a second try: these messages may be the reason for the failure, and a prompt must not
-            # depend on earlier requests.
+            # Later renderings first try the arguments as objects, too: these messages may be the reason for the failure, and a prompt must
+            # not depend on earlier requests.
             written = _with_written_arguments(messages) if isinstance(error, TypeError) else None
             if written is None:
                 raise _translate(error) from error

@@ -64,8 +64,8 @@ def object_of(text: str) -> dict[str, Any] | None:
 
 
 def ends_early(arguments: str) -> bool:
-    """Return whether the arguments of a call end before they are complete: there is no text, or the text begins an object and does not end
-    it. Text that is no object may be complete, although it is wrong."""
+    """Return whether the arguments of a call end before they are complete: there is nothing but white space, or the text begins an object
+    or a list and does not end it. Other text may be complete, although it is wrong."""
     if object_of(arguments) is not None:
         return not arguments
     strings, depth = StringEscaper(), 0

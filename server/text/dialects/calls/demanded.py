@@ -1,5 +1,5 @@
 """The parser of answers that must be calls (`tool_choice: required`). After the first call, it ends the answer once the model writes text,
-or repeats an earlier call. It drops all text outside calls, such as the beginning of a call that `max_tokens` cut off."""
+or repeats an earlier call. It drops all text outside calls and thoughts, such as the beginning of a call that `max_tokens` cut off."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DemandedCallParser:
         return self._kept(self._inner.finish())
 
     def _kept(self, parts: list[Part]) -> list[Part]:
-        """Return the calls and thoughts among `parts`. Note where the answer ends."""
+        """Return the calls and thoughts among `parts`. Note whether the answer has ended."""
         found: list[Part] = []
         for part in parts:
             if self._ended:

@@ -45,7 +45,8 @@ class JsonCalls(CallSyntax):
         return (f"\n{head}",)
 
     def inside(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
-        """Return the rules of calls as objects, `call`, and as a name before a marker, `short`, if the syntax has such a marker."""
+        """Return the rules: `call` for calls that are objects, and `short` for calls that are a name before a marker, if the syntax has
+        such a marker."""
         names = by_schema(tools)
         rules = [f"inside: {self._around_calls(specials, several=several)}", f"call: {alternatives('call', len(names))}"]
         if self.arguments_marker:

@@ -33,7 +33,7 @@ class _State(Enum):
 
     START = auto()  # only white space so far; a bare call may still begin
     TEXT = auto()
-    BETWEEN = auto()  # after an opening marker, outside a call
+    BETWEEN = auto()  # where a call may come next: after an opening marker, at the start of a bare call, or after a call
     CALL = auto()
     DONE = auto()  # the allowed number of calls has been made
 
@@ -67,8 +67,8 @@ class JsonCallParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return the text that was held back. A call that was cut off ends where the text ends. Behind a marker, the beginning of a call is
-        no content, even if its name was cut off."""
+        """Return the text that was held back. A call that was cut off ends where the text ends. Behind a marker that only calls have
+        (`CallSyntax.announces`), the beginning of a call is no content, even if its name was cut off."""
         held, self._held = self._held, ""
         is_announced = self._marked and self._form.announces
         match self._state:

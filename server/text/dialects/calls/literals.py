@@ -77,8 +77,8 @@ class LiteralRules:
         return self._rules
 
     def value(self, schema: Schema) -> str:
-        """Return the name of the rule for values that match a schema, which `rules` then has. All references to one part of `root` share
-        the rule of that part."""
+        """Return the name of the rule for values that match a schema. The rule is then among `rules`. All references to one part of `root`
+        share the rule of that part."""
         found = resolved(schema, self._root)
         if id(found) not in self._by_id:
             text = json.dumps(found, sort_keys=True)

@@ -43,7 +43,7 @@ class MarkedCallParser(ABC):
 
     @abstractmethod
     def read_call(self) -> Steps[bool]:
-        """Read one call after the opening marker or after another call, and report it by `start` and `argue`. Return False if no call
+        """Read one call, and report it by `start` and `argue`. The markers and separators before it have been read. Return False if no call
         comes next."""
         ...
 
@@ -119,7 +119,8 @@ class MarkedCallParser(ABC):
 
     def _read_calls(self) -> Steps[None]:
         """Read calls up to the closing marker, up to the last allowed call, or up to text that is no call. Such text becomes content,
-        unless it may be the beginning of a call that was cut off."""
+        unless it may be the beginning of a call that was cut off. If the syntax has no closing marker and is not `bare`, read only one
+        call."""
         stream, syntax = self.stream, self._syntax
         while not self.done:
             yield from stream.skip(self.separators)

@@ -106,7 +106,7 @@ class PlainCallParser:
             self._parts.append(Content(kept))
 
     def _read_calls(self) -> Steps[bool]:
-        """Read the calls at the beginning of a line, with the fence around them. Return False if there are none."""
+        """Read the calls at the beginning of a line, with the fence around them if there is one. Return False if there are none."""
         stream, found = self._stream, self.num_calls
         yield from stream.skip(SPACE)
         is_fenced = bool((yield from stream.find(FENCE)))
@@ -213,7 +213,7 @@ class _Layout:
         return f'{{{self.first}"name":{self.colon}"'
 
     def tail(self) -> str:
-        """Return the text after the tool's name, up to the key of the arguments."""
+        """Return the text after the tool's name, up to the end of the key of the arguments."""
         return f'",{self.comma}"{self.key}'
 
 

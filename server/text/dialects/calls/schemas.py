@@ -37,7 +37,8 @@ def required_of(schema: Schema) -> frozenset[str]:
 
 
 def as_schema(value: object) -> Schema:
-    """Return a schema as an object: `true` and anything malformed allow every value."""
+    """Return a schema as an object. A value that is no object, such as `true`, becomes a schema that allows every value; even `false`
+    does."""
     return cast("Schema", value) if isinstance(value, dict) else {}
 
 

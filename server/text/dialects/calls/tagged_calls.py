@@ -95,9 +95,8 @@ class TaggedCallParser(MarkedCallParser):
         return True
 
     def _read_parameters(self, name: str, mark: str) -> Steps[None]:
-        """Read the parameters of a call of tool `name`, and report them as JSON. `mark` is the marker that was read last: the one before a
-        key if a parameter comes next, or one that ends the call if there are no parameters. If the answer ends first, the JSON stays
-        incomplete."""
+        """Read the parameters of a call of tool `name`, and report them as JSON. `mark` is the text that ended the name: `after_name`, a
+        line end, `before_key`, or a text that ends the call. If the answer ends first, the JSON stays incomplete."""
         form, stream = self._form, self.stream
         ends = tuple(filter(None, (form.after_call, form.closing)))
         root = self.tools[name].parameters or {} if name in self.tools else {}

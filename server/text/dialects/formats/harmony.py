@@ -88,7 +88,7 @@ class ChannelParser:
 
     def __init__(self, names: frozenset[str], max_calls: int | None, *, splits: bool) -> None:
         self.num_calls = 0
-        self.done = False  # a call has ended the answer, or the allowed number of calls has been made
+        self.done = False  # the marker CALL or RETURN has ended the answer, or the allowed number of calls has been made
         self._names = names
         self._max_calls = max_calls
         self._splits = splits
@@ -141,7 +141,8 @@ class ChannelParser:
         return True
 
     def _read_header(self, header: str, parts: list[Part]) -> None:
-        """Begin the body after a header. Pass on the beginning of a call, or the header itself if thoughts are passed on as content."""
+        """Begin the body after a header. Pass on the beginning of a call. If thoughts are passed on as content, pass on the header of a
+        thought, too."""
         channel, recipient = re.search(rf"{re.escape(CHANNEL)}\s*(\w+)", header), re.search(r"\bto=([^\s<]+)", header)
         name = "" if recipient is None else recipient[1].removeprefix(FUNCTIONS)
         if recipient is not None and self._names and (name in self._names or recipient[1].startswith(FUNCTIONS)):
